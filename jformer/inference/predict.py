@@ -338,12 +338,7 @@ class Predictor:
         join = HEADS[self.task.answer].join if self.task.answer in HEADS else None
         if join:
             return join(answers, self.config.decode)
-        return join_outputs(answers, self.inputs.symbols.eos, self.language(pieces))
-
-    def language(self, pieces: Sequence[Piece]) -> str:
-        """Return the language that the outputs for an input's pieces are in."""
-        asked = pieces[0].languages[1] if pieces else ""
-        return asked or self.config.decode.target_language or self.config.data.target_language
+        return join_outputs(answers, self.inputs.symbols.eos, written_language(self.config, pieces))
 
     def _outputs(self, piece: Piece, found: Found) -> list[Output]:
         """Return the results for a piece as texts; samples of mbr are ranked by utility."""
@@ -400,6 +395,12 @@ class Predictor:
                 )
                 aligned.append(output._replace(alignment=alignment))
             yield aligned
+
+
+def written_language(config: "Config", pieces: Sequence[Piece]) -> str:
+    """Return the language that the outputs for an input's pieces are in."""
+    asked = pieces[0].languages[1] if pieces else ""
+    return asked or config.decode.target_language or config.data.target_language
 
 
 def _is_label(text: str, labels: Tokenizer) -> bool:

@@ -22,7 +22,7 @@ from jformer.inference.answers import Output, Piece
 from jformer.inference.batching import NBest, batch_rows, read_row
 from jformer.inference.generation import KEPT, XLA_OPTIONS, SearchBatch, SearchSetup, begin_search, make_setup
 from jformer.inference.one_pass import HEADS
-from jformer.inference.predict import Predictor
+from jformer.inference.predict import Predictor, written_language
 
 STEPS = 2  # tokens between updates of a stream: each update costs a fraction of a step of a small model
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the bytes of a character so far
@@ -143,7 +143,7 @@ class Streaming:
     def _beginning(self, rows: Sequence[int], pieces: Sequence[Piece]) -> str:
         """Return the texts of the pieces up to the first unanswered one, and the stable beginning of that one."""
         texts, tokenizer = list[str](), self._predictor.tokenizers[1]
-        language = self._predictor.language(pieces)
+        language = written_language(self._predictor.config, pieces)
         for row, piece in zip(rows, pieces, strict=True):
             prompt = piece.ids if self._predictor.inputs.continues else ()
             if row not in self._found:
