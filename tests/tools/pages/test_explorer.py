@@ -187,7 +187,7 @@ def test_searches_are_shown_of_the_runs_own_answers(monkeypatch):
     decode = SimpleNamespace(search="beam", beam_size=2)
     run = SimpleNamespace(
         config=SimpleNamespace(decode=decode),
-        task=SimpleNamespace(answer="text"),
+        task=SimpleNamespace(answer="text", restores=False),
         search_trees=lambda texts: asked.append(texts) or [[search()] for _ in texts],
     )
     monkeypatch.setattr(explorer, "embedding_planes", lambda predictor, pairs: [[] for _ in pairs])
@@ -328,7 +328,9 @@ def test_lines_are_sources_or_sources_with_targets(tmp_path, monkeypatch, capsys
     asked = []
     attend = lambda pairs: asked.extend(pairs) or [example().attended]  # noqa: E731
     run = SimpleNamespace(
-        attend=attend, task=SimpleNamespace(answer="text"), pair_of=lambda line: (*line.split("\t"), None)[:2]
+        attend=attend,
+        task=SimpleNamespace(answer="text", restores=False),
+        pair_of=lambda line: (*line.split("\t"), None)[:2],
     )
     monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
@@ -384,7 +386,7 @@ def test_a_figure_of_another_kind_is_refused_before_the_run_is_read(tmp_path, ou
     ],
 )
 def test_the_format_is_that_of_the_flag_or_of_the_name(tmp_path, monkeypatch, output, form, begins):
-    task = SimpleNamespace(answer="text")
+    task = SimpleNamespace(answer="text", restores=False)
     run = SimpleNamespace(attend=lambda pairs: [example().attended], pair_of=lambda line: (line, None), task=task)
     monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
