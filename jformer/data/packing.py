@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jformer.data.plan import LIMITS, Shape, length_kinds, shape_of, side_multiples
+from jformer.data.plan import CHUNK, LIMITS, Shape, length_kinds, shape_of, side_multiples
 from jformer.errors import UserError
 
 Lengths = tuple[int, int]
@@ -80,6 +80,7 @@ class PackedRows:
     sizes: np.ndarray  # [rows] examples
     places: np.ndarray  # [n] the places of all rows, sorted by their lengths
     kind: np.ndarray  # [n] the number of each example's lengths, in the same order
+    edges: np.ndarray  # kinds that begin groups to sort one after the other
     first: np.random.Generator  # of turn 0
     seed: int
 
@@ -92,7 +93,10 @@ class PackedRows:
         shuffled = np.arange(len(self.kind), dtype=self.places.dtype)
         rng.shuffle(shuffled)
         examples = np.empty_like(shuffled)
-        examples[self.places] = shuffled[np.argsort(self.kind[shuffled], kind="stable")]
+        start = 0
+        for group in _in_order(self.kind[shuffled], self.edges):
+            examples[self.places[start : start + len(group)]] = shuffled[group]
+            start += len(group)
         return examples
 
 
@@ -121,8 +125,16 @@ def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> Pac
     sizes = np.repeat([len(row) for row, _ in rows], [times for _, times in rows])
     places = np.concatenate([np.tile(numbers[*np.transpose(row)], times) for row, times in rows])
     dtype = np.uint32 if len(places) < 2**32 else np.uint64
-    ordered = np.argsort(places, kind="stable").astype(dtype)
-    return PackedRows(sizes=sizes, places=ordered, kind=kind, first=rng, seed=seed)
+    edges = np.flatnonzero(np.diff(np.cumsum(population) // CHUNK, prepend=-1, append=np.inf))
+    ordered = np.concatenate([group.astype(dtype) for group in _in_order(places, edges)])
+    return PackedRows(sizes=sizes, places=ordered, kind=kind, edges=edges, first=rng, seed=seed)
+
+
+def _in_order(kinds: np.ndarray, edges: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield what a stable argsort of the kinds returns, for one group of kinds after the other, to save memory."""
+    for first, end in itertools.pairwise(edges):
+        group = np.flatnonzero((kinds >= first) & (kinds < end))
+        yield group[np.argsort(kinds[group], kind="stable")]
 
 
 def _make_rows(counts: np.ndarray, room: Lengths, rng: np.random.Generator) -> Iterator[tuple[list[Lengths], int]]:

@@ -77,13 +77,14 @@ def make_batches(
     source = join_tokens([corpus.source for corpus in corpora])
     target = join_tokens([corpus.target for corpus in corpora])
     numbers = np.arange(len(corpora), dtype=np.min_scalar_type(len(corpora)))
-    part = np.repeat(numbers, [len(corpus) for corpus in corpora])
+    sizes = list(map(len, corpora))
+    part = np.repeat(numbers, sizes)
     lengths = _lengths(corpora, features)
     shapes: tuple[Shape, ...]
     packed = None
     if config.batching == "packed":
         shape = packed_shape(*lengths, config.packed_length, *_budget(config))
-        packed = _packed(lengths, part, shape, weights, seed)
+        packed = _packed(lengths, sizes, shape, weights, seed)
         shapes, part = (shape,), np.repeat(numbers, [len(each.sizes) for each in packed.parts])
         bucket = np.zeros(len(part), np.uint8)
     else:
@@ -101,11 +102,17 @@ def _lengths(corpora: Sequence[Corpus], features: Features) -> tuple[np.ndarray,
     for corpus in corpora:
         for start in range(0, len(corpus), CHUNK):
             chunk = slice(start, start + CHUNK + 1)
-            lengths = features.lengths(*(np.diff(side.offsets[chunk]) for side in (corpus.source, corpus.target)))
+            offsets = [_mapped_anew(side.offsets)[chunk] for side in (corpus.source, corpus.target)]
+            lengths = features.lengths(*map(np.diff, offsets))
             for side, each in zip(sides, lengths, strict=True):
                 side.append(each.astype(np.uint16 if each.max() < 2**16 else np.uint32))
     source, target = map(np.concatenate, sides)
     return source, target
+
+
+def _mapped_anew(array: np.ndarray) -> np.ndarray:
+    """Return an array whose pages leave memory with it, as those of a corpus do not while it is open."""
+    return np.load(array.filename, mmap_mode="r") if isinstance(array, np.memmap) and array.filename else array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +120,7 @@ class PackedParts:
     """Examples of packed rows, drawn anew in each epoch. A row holds one corpus only, so that weights count rows."""
 
     parts: Sequence[PackedRows]
-    members: Sequence[np.ndarray]  # the examples of each part
+    starts: Sequence[int]  # the first example of each part
     turns: Sequence[int]  # epochs until each part's rows were all drawn equally often, and are filled anew
 
     @functools.cached_property
@@ -130,20 +137,21 @@ class PackedParts:
     @functools.lru_cache(maxsize=1)  # noqa: B019 - it lives as long as its run
     def _filled(self, turns: tuple[int, ...]) -> np.ndarray:
         filled = [part.examples(turn) for part, turn in zip(self.parts, turns, strict=True)]
-        return np.concatenate([each[numbers] for each, numbers in zip(self.members, filled, strict=True)])
+        for examples, start in zip(filled, self.starts, strict=True):
+            examples += start
+        return filled[0] if len(filled) == 1 else np.concatenate(filled)
 
 
 def _packed(
-    lengths: tuple[np.ndarray, np.ndarray], part: np.ndarray, shape: Shape, weights: Sequence[float], seed: int
+    lengths: tuple[np.ndarray, np.ndarray], sizes: Sequence[int], shape: Shape, weights: Sequence[float], seed: int
 ) -> PackedParts:
-    """Fill rows of one shape with several examples each."""
-    parts, members, turns = [], [], []
-    for number, weight in enumerate(weights):
-        examples = np.flatnonzero(part == number).astype(np.uint32 if len(part) < 2**32 else np.uint64)
-        parts.append(pack(lengths[0][examples], lengths[1][examples], shape, seed))
-        members.append(examples)
-        turns.append(share_of(weight).denominator)
-    return PackedParts(parts, members, turns)
+    """Fill rows of one shape with several examples each; `sizes` counts the examples of each part."""
+    ends = np.cumsum(sizes)
+    parts = []
+    for size, end in zip(sizes, ends, strict=True):
+        source, target = (side[end - size : end] for side in lengths)
+        parts.append(pack(source, target, shape, seed))
+    return PackedParts(parts, (ends - sizes).tolist(), [share_of(weight).denominator for weight in weights])
 
 
 def _budget(config: DataConfig) -> tuple[int, int, int]:
