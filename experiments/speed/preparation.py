@@ -122,8 +122,7 @@ def measure(folder: Path, pairs: int) -> None:
     write_text(folder, pairs)
     text = size_of(folder)
     for name in ("prepare", "buckets", "packed"):
-        out, _ = start(folder, name).communicate()
-        found = json.loads(out)
+        found = json.loads(start(folder, name).communicate()[0])
         each = ", ".join(f"{what} {used:.2f} ({clock:.2f})" for what, (used, clock) in found["seconds"].items())
         per = 1e6 * sum(used for used, _ in found["seconds"].values()) / pairs
         sizes = f"text {text:,.0f}, arrays {size_of(folder / 'cache'):,.0f} MiB"
@@ -138,22 +137,30 @@ def kill(folder: Path, draw: random.Random) -> None:
     cache, times, kept = folder / "cache", list[float](), 0
     shutil.rmtree(cache)
     began = time.perf_counter()
-    start(folder, "prepare").communicate()
+    finish(folder)
     undisturbed = time.perf_counter() - began
     for number in range(KILLS.value):
         if not any(cache.glob("*.tmp")):
             shutil.rmtree(cache, ignore_errors=True)
         process = start(folder, "prepare")
         try:
-            process.wait(draw.uniform(undisturbed / 4, undisturbed))
+            process.wait(draw.uniform(undisturbed / 8, undisturbed / 2))
         except subprocess.TimeoutExpired:
             process.kill()
             times.append(number)
         process.communicate()
         kept += len(list(cache.glob("*.tmp/*.npz")))
-    start(folder, "prepare").communicate()
+    finish(folder)
     same = arrays(folder) == whole
     print(f"{len(times)} kills, {kept} blocks kept over them in all; arrays {'equal' if same else 'NOT EQUAL'}")
+
+
+def finish(folder: Path) -> None:
+    """Prepare to the end."""
+    process = start(folder, "prepare")
+    process.communicate()
+    if process.returncode:
+        raise RuntimeError("preparation failed")
 
 
 def arrays(folder: Path) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ SOURCES = {
     "text": "jformer.data.sources.documents:open_split",
     "images": "jformer.data.sources.images:open_split",
     "captions": "jformer.data.sources.captions:open_split",
+    "tables": "jformer.data.sources.tables:open_split",
     "tfds": "jformer.data.sources.tfds:open_split",
     "generated": "jformer.data.sources.generated:open_split",
     "conll": "jformer.data.sources.conll:open_split",
@@ -27,6 +28,7 @@ PIECE_STARTS = ("bos", "previous")
 NOISES = ("t5", "bart")
 AUGMENTS = ("flip", "crop", "color", "randaugment")
 LANGUAGE_SYMBOLS = ("", "source", "target")
+CLEANING = r"characters=\d+-\d+|ratio=\d+(\.\d+)?|(source|target)_script=\w+(\+\w+)*|identical|control|duplicates"
 ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
 
 Languages = tuple[str, str]
@@ -37,7 +39,8 @@ Languages = tuple[str, str]
 class SourceConfig:
     """Where one corpus comes from, and how often an epoch passes over it."""
 
-    # files: sentence pairs | labelled: texts and labels | text | images (with labels) | captions | tfds | generated |
+    # files: sentence pairs | labelled: texts and labels | text | images (with labels) | captions | tables: Parquet and
+    # Arrow | tfds | generated |
     # conll: words and tags | squad: questions | package.module:function, one's own (docs/parts.md)
     source: str = "files"
     # The folder of the texts or images; in data.mixture, "" = that of data.dir. tfds: its data_dir ("" = its default)
@@ -49,6 +52,10 @@ class SourceConfig:
     share_of: str = "lines"  # text: what the share in a split's name is of: lines | characters, of a whole file
     labels: str = "one"  # classify: an example has one label | several, commas between them, or none | a number
     invalid: str = "refuse"  # invalid characters (bytes that are not UTF-8, NUL): refuse | replace, counted
+    # Training pairs to drop, all counted, with examples in cleaned.jsonl: characters=1-500 | ratio=3 (of characters) |
+    # identical | control (characters) | source_script=LATIN, target_script=CJK+HIRAGANA (half of the letters, by their
+    # Unicode names) | duplicates
+    clean: tuple[str, ...] = ()
     # The split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]". In data.mixture, "" =
     # none: a corpus that is only scored, such as a pair of languages that is never trained
     train: str = "train"
@@ -237,6 +244,12 @@ class DataConfig(SourceConfig):
                 kind = f"{name}.document='file', not {part.document!r}"
                 raise UserError(f"{name}.share_of='characters' may cut a line: it needs {kind}")
             check_choice(f"{name}.invalid", part.invalid, INVALID)
+            for rule in part.clean:
+                if not re.fullmatch(CLEANING, rule):
+                    raise UserError(
+                        f"{name}.clean: {rule!r} is none of 'characters=1-500', 'ratio=3', 'source_script=LATIN', "
+                        "'target_script=CJK+HIRAGANA', 'identical', 'control' and 'duplicates'"
+                    )
             check_choice(f"{name}.labels", part.labels, LABELS)
             if part.labels != self.labels:
                 raise UserError(f"{name}.labels={part.labels!r} but data.labels={self.labels!r}: make them alike")

@@ -310,10 +310,10 @@ def _send(stream: IO[bytes] | None, content: object) -> None:
 def serve() -> None:
     """Make the blocks that standard input asks for, until it ends; answer each with its size or an error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever a library prints
     subwords.THREADS = 1
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with contextlib.suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):  # that process has ended
         make: Make = pickle.load(sys.stdin.buffer)
         while True:
             task = pickle.load(sys.stdin.buffer)

@@ -5,6 +5,7 @@ are reported, never refused.
 """
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -31,6 +32,33 @@ def in_order(read: Callable[[], Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
     for part in range(int(parts)):
         chosen = [each if width is None else each[each // width == part] for each in read()]
         yield np.sort(np.concatenate([hashes([]), *chosen]))
+
+
+def repeated_places(pairs: Iterable[Pair]) -> np.ndarray:
+    """Return the numbers, in order, of the non-empty pairs that are the same as one before.
+
+    The hashes of all pairs are in a temporary file, and a bounded number of them in memory.
+    """
+    with tempfile.TemporaryFile() as file:
+        for pair in pairs:
+            file.write(hashes([pair]).tobytes() or bytes(8))
+        total = file.tell() // 8
+        if not total:
+            return np.zeros(0, np.int64)
+        file.flush()
+        found, parts = [], total // SORTED_AT_ONCE + 1
+        every = np.memmap(file, np.uint64, "r", shape=(total,))
+        for part in range(parts):
+            places = [
+                start + np.flatnonzero((chunk % np.uint64(parts) == part) & (chunk > 0))
+                for start in range(0, total, SORTED_AT_ONCE)
+                for chunk in [every[start : start + SORTED_AT_ONCE]]
+            ]
+            place = np.concatenate(places)
+            order = np.argsort(every[place], kind="stable")
+            same = np.flatnonzero(np.diff(every[place][order]) == 0) + 1
+            found.append(place[order[same]])
+        return np.sort(np.concatenate(found))
 
 
 def repeated(ordered: np.ndarray) -> int:

@@ -8,14 +8,15 @@ import numpy as np
 from etils.epath import Path
 
 from jformer.config.options import TrainConfig
+from jformer.data.cleaning import cleaned, write_examples
 from jformer.data.corpus import Corpus, open_corpus
-from jformer.data.data_config import DataConfig
+from jformer.data.data_config import DataConfig, SourceConfig
 from jformer.data.draws import shares_of
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.progress import show_progress
 from jformer.data.repeats import duplicate_warnings, hashes
 from jformer.data.sources import open_split
-from jformer.data.sources.split import SIDES
+from jformer.data.sources.split import SIDES, Split
 from jformer.data.tokenizers import SubwordTokenizer, Tokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
 from jformer.data.vocabularies import copy_tokenizers, directed, learn_tokenizers, load_tokenizers
@@ -56,7 +57,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
     """
     parts = data.trained()
     with show_progress("reading the text"):
-        training = [open_split(part, part.train) for part in parts]
+        training = list(_open_training(parts, data.cache_dir, workdir if not learned else None))
         refuse_empty_sets(data)
         validation = data.validation_sets() if train.eval_every else {}
         valid = {name: open_split(part, part.valid) for name, part in validation.items()}
@@ -101,6 +102,16 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         texts=texts,
         repeats=duplicate_warnings(trained_on, scored),
     )
+
+
+def _open_training(parts: Sequence[SourceConfig], cache_dir: str, workdir: Path | None) -> Iterator[Split]:
+    """Yield the training splits, cleaned; with a workdir, examples of what is dropped are written there."""
+    for number, part in enumerate(parts, start=1):
+        split = open_split(part, part.train)
+        kept = cleaned(split, part.clean, cache_dir)
+        if workdir:
+            write_examples(split, kept, workdir / f"cleaned{number if len(parts) > 1 else ''}.jsonl")
+        yield kept
 
 
 def segmentations(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> Iterator[tuple[Tokenizer, Tokenizer]]:

@@ -43,7 +43,7 @@ def open_files(config: SourceConfig, split: str) -> Split:
     paths = [(*files, *further_references(files[1])) if len(files) == 2 else files for files in paths]
     shards, digests = _checked(paths)
     identity = fingerprint("files 2", digests, languages, config.invalid)
-    return _split_of(split, identity, shards, functools.partial(_read_pairs, languages, config.invalid))
+    return split_of(split, identity, shards, functools.partial(_read_pairs, languages, config.invalid))
 
 
 def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]:
@@ -60,7 +60,7 @@ def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]
     return shards, digests
 
 
-def _split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> SeekableSplit:
+def split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> SeekableSplit:
     """Return the split that the pairs of all shards are."""
     read_from = functools.partial(_read_shards, shards, read)
     size, read_all = sum(each.lines for each in shards), functools.partial(read_from, first=0)
@@ -131,7 +131,7 @@ def open_labelled(config: SourceConfig, split: str) -> Split:
     languages = (config.source_language, config.target_language)
     shards, digests = _checked(find_shards(config.dir, split, TABLES))
     identity = fingerprint("labelled 2", *digests, languages, config.invalid)
-    pairs = _split_of(split, identity, shards, functools.partial(_read_labelled, languages, config))
+    pairs = split_of(split, identity, shards, functools.partial(_read_labelled, languages, config))
     return Split(pairs.name, pairs.fingerprint, pairs.read, pairs.size)  # a line is compared with the first of all
 
 

@@ -310,7 +310,7 @@ def test_missing_labelled_texts_are_named(tmp_path):
     [
         (
             SourceConfig(source="file"),
-            "data.source='file'; choose one of: files, labelled, text, images, captions, tfds",
+            "data.source='file'; choose one of: files, labelled, text, images, captions, tables, tfds",
         ),
         (SourceConfig(dir=""), "data.dir=''"),
         (SourceConfig(dir="nowhere/at/all"), "data.dir='nowhere/at/all' is not a folder"),

@@ -1,0 +1,135 @@
+"""Drop pairs of a training text by the rules of data.clean; all that are dropped are counted by rule.
+
+A dropped pair becomes an empty one, which encoders leave out: pairs keep their numbers, and any process can begin at
+any of them.
+"""
+
+import functools
+import io
+import itertools
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from etils import epath
+
+from jformer.data.repeats import repeated_places
+from jformer.data.sources.split import Pair, SeekableSplit, Split, fingerprint
+from jformer.storage import replace_content
+
+Drops = Callable[[Pair], bool]
+EMPTY = Pair("", "")
+DUPLICATES = "duplicates"
+DROPPED = "pairs dropped by "
+SHOWN, LOOKED_AT = 3, 2**17  # examples of each rule in the file of examples, and pairs they are looked for in
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
+
+
+def _characters(limits: str) -> Drops:
+    least, most = map(int, limits.split("-"))
+    return lambda pair: any(text and not least <= len(text) <= most for text in (pair.source, pair.target))
+
+
+def _ratio(most: str) -> Drops:
+    limit = float(most)
+
+    def drops(pair: Pair) -> bool:
+        shorter, longer = sorted((len(pair.source), len(pair.target)))
+        return 0 < shorter * limit < longer
+
+    return drops
+
+
+def _script(side: str, names: str) -> Drops:
+    scripts = tuple(names.upper().split("+"))
+
+    def drops(pair: Pair) -> bool:
+        letters = [unicodedata.name(each, "") for each in getattr(pair, side) if each.isalpha()]
+        return 2 * sum(name.startswith(scripts) for name in letters) < len(letters)
+
+    return drops
+
+
+RULES: dict[str, Callable[[str], Drops]] = {
+    "characters": _characters,
+    "ratio": _ratio,
+    "identical": lambda _: lambda pair: bool(pair.source.strip()) and pair.source.strip() == pair.target.strip(),
+    "control": lambda _: lambda pair: bool(CONTROL.search(pair.source) or CONTROL.search(pair.target)),
+    "source_script": functools.partial(_script, "source"),
+    "target_script": functools.partial(_script, "target"),
+}
+
+
+def make_rules(rules: Sequence[str]) -> dict[str, Drops]:
+    """Return the rules of data.clean that look at one pair, by their text; DataConfig has checked them."""
+    parts = [rule.partition("=") for rule in rules if rule != DUPLICATES]
+    return {"".join(part): RULES[part[0]](part[2]) for part in parts}
+
+
+def cleaned(split: Split, rules: Sequence[str], cache_dir: str) -> Split:
+    """Return a split whose pairs that a rule drops are empty."""
+    if not rules:
+        return split
+    identity = fingerprint("cleaned 1", split.fingerprint, rules)
+    repeats = Path(cache_dir).expanduser() / f"{identity[:32]}.repeats.npy" if DUPLICATES in rules else None
+    numbers = functools.partial(_repeats, split.read, repeats)
+    read = functools.partial(_clean, split.read, rules, numbers)
+    if not isinstance(split, SeekableSplit):
+        return Split(split.name, identity, read, split.size)
+    read_from = functools.partial(_clean, split.read_from, rules, numbers)
+    return SeekableSplit(split.name, identity, read, split.size, read_from=read_from)
+
+
+def _clean(
+    read: Callable[..., Iterator[Pair]],
+    rules: Sequence[str],
+    numbers: Callable[[], np.ndarray],
+    counts: Counter[str],
+    *first: int,
+) -> Iterator[Pair]:
+    drops, repeats = make_rules(rules), numbers()
+    place, *_ = (*first, 0)
+    ahead = int(np.searchsorted(repeats, place))
+    for number, pair in enumerate(read(counts, *first), start=place):
+        reason = next((rule for rule, drop in drops.items() if drop(pair)), "")
+        if ahead < len(repeats) and repeats[ahead] == number:
+            ahead, reason = ahead + 1, reason or DUPLICATES
+        if reason:
+            counts[f"{DROPPED}{reason}"] += 1
+            counts["empty examples dropped"] -= 1  # by the encoder, which will count this one
+        yield EMPTY if reason else pair
+
+
+def _repeats(read: Callable[[Counter[str]], Iterator[Pair]], path: Path | None) -> np.ndarray:
+    """Return the numbers, in order, of the pairs that are the same as one before; they are kept in a file."""
+    if path is None:
+        return np.zeros(0, np.int64)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()
+        np.save(content, repeated_places(read(Counter())))
+        replace_content(path, content.getvalue())
+    found: np.ndarray = np.load(path)
+    return found
+
+
+def write_examples(split: Split, cleaned_split: Split, path: epath.Path) -> None:
+    """Write the first pairs that each rule drops as JSONL, if the split is cleaned at all."""
+    if cleaned_split is split:
+        return
+    lines, counts = list[str](), Counter[str]()
+    both = zip(split.read(Counter()), cleaned_split.read(counts), strict=True)
+    before = dict[str, int]()
+    for number, (pair, kept) in enumerate(itertools.islice(both, LOOKED_AT), start=1):
+        if kept == pair:
+            continue
+        for key in (key for key in counts if key.startswith(DROPPED) and counts[key] > before.get(key, 0)):
+            before[key] = counts[key]
+            if counts[key] <= SHOWN:
+                example = {"rule": key.removeprefix(DROPPED), "pair": number, "texts": [pair.source, pair.target]}
+                lines.append(json.dumps(example, ensure_ascii=False))
+    replace_content(path, "".join(f"{line}\n" for line in lines).encode())
