@@ -1,0 +1,96 @@
+"""Parquet and Arrow files as a source, such as those of Hugging Face's `datasets`: a split may have shards.
+
+A column is named by data.source_language and data.target_language, or a field of the column `translation` is. Classes
+are read by their names, which `datasets` stores with the schema. Without a source_language, the target is a text for
+itself, which may have several lines.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+
+from jformer.data.data_config import SourceConfig
+from jformer.data.file_digests import digest
+from jformer.data.sources.split import Pair, Split, find_shards, fingerprint
+from jformer.data.sources.text_files import Shard, split_of
+from jformer.data.text import admit
+from jformer.errors import UserError
+from jformer.integrity import parse_object
+
+ROWS = 1_024  # read at a time
+
+
+def open_split(config: SourceConfig, split: str) -> Split:
+    """Open SPLIT.parquet or SPLIT.arrow, or several shards.
+
+    Raises UserError for a damaged file and a missing column.
+    """
+    paths = [path for (path,) in find_shards(config.dir, split, [(".parquet",), (".arrow",)])]
+    names = (config.source_language, config.target_language)
+    shards = [Shard((path,), sum(len(batch) for batch in _batches(path, names)), ()) for path in paths]
+    identity = fingerprint("tables 1", [digest(path).sha256 for path in paths], names, config.invalid)
+    return split_of(split, identity, shards, functools.partial(_read, names, config.invalid))
+
+
+def _read(names: tuple[str, str], invalid: str, shard: Shard, counts: Counter[str], first: int) -> Iterator[Pair]:
+    (path,), row = shard.paths, 0
+    for batch in _batches(path, names):
+        if row + len(batch) > first:
+            skipped = max(first - row, 0)
+            columns = [_texts(batch.slice(skipped), name) for name in names]
+            for number, texts in enumerate(zip(*columns, strict=True), start=row + skipped + 1):
+                try:
+                    source, target = (admit(text, counts, invalid, lines=not names[0]) for text in texts)
+                except (TypeError, ValueError) as error:
+                    reason = error if isinstance(error, ValueError) else "it has no text"
+                    raise UserError(f"{path}, row {number}: {reason}") from error
+                yield Pair(source, target)
+        row += len(batch)
+
+
+def _batches(path: Path, names: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, with the columns that are needed."""
+    try:
+        with path.open("rb") as file:
+            whole = pyarrow.parquet.ParquetFile(file) if path.suffix == ".parquet" else pa.ipc.open_stream(file)
+            schema = whole.schema_arrow if path.suffix == ".parquet" else whole.schema
+            for name in filter(None, names):
+                _column(schema, name, path)
+            columns = [name for name in (*names, "translation") if name in schema.names]
+            yield from whole.iter_batches(ROWS, columns=columns) if path.suffix == ".parquet" else whole
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a whole {path.suffix} file ({error}); fetch it again") from error
+
+
+def _column(schema: pa.Schema, name: str, path: Path) -> None:
+    """Raise UserError if a table has no text or class of a name."""
+    field = schema.field(name) if name in schema.names else None
+    if field is None and "translation" in schema.names:
+        fields = {each.name: each for each in schema.field("translation").type}
+        field = fields.get(name)
+    if field is None or not (
+        pa.types.is_string(field.type) or pa.types.is_large_string(field.type) or _classes(schema, name)
+    ):
+        known = ", ".join(schema.names)
+        raise UserError(f"{path}: no column of texts or classes {name!r}; it has {known}: set data.*_language")
+
+
+def _texts(batch: pa.RecordBatch, name: str) -> list[Any]:
+    if not name:
+        return [""] * len(batch)
+    if name not in batch.schema.names:
+        return [row and row[name] for row in batch.column("translation").to_pylist()]
+    column, classes = batch.column(name).to_pylist(), _classes(batch.schema, name)
+    return [classes[each] if each is not None and each >= 0 else None for each in column] if classes else column
+
+
+def _classes(schema: pa.Schema, name: str) -> list[str]:
+    """Return the names of the classes of a column, as `datasets` stores them; none for another column."""
+    stored = (schema.metadata or {}).get(b"huggingface")
+    features = parse_object(stored).get("info", {}).get("features", {}) if stored else {}
+    return list(features.get(name, {}).get("names") or [])

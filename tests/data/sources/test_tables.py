@@ -1,0 +1,61 @@
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from jformer.data.data_config import SourceConfig
+from jformer.data.sources import open_split
+from jformer.data.sources.split import Pair
+from jformer.errors import UserError
+
+PAIRS = [Pair(f"a {i}", f"b\u2028{i}") for i in range(2_500)]
+FLAT = {"id": [1] * 2_500, "en": [pair.source for pair in PAIRS], "de": [pair.target for pair in PAIRS]}
+NESTED = {"translation": [{"en": pair.source, "de": pair.target} for pair in PAIRS]}
+
+
+def write(path, table):
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=700)
+        return
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table, max_chunksize=900)
+
+
+def tables(folder, **options):
+    return SourceConfig(source="tables", dir=str(folder), **options)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("columns", [FLAT, NESTED], ids=["flat", "nested"])
+def test_shards_of_tables_are_read_from_any_row(tmp_path, suffix, columns):
+    table = pa.table(columns)
+    write(tmp_path / f"train-00000-of-00002.{suffix}", table.slice(0, 2_000))
+    write(tmp_path / f"train-00001-of-00002.{suffix}", table.slice(2_000))
+    split, counts = open_split(tables(tmp_path), "train-*"), Counter()
+    assert (list(split.read(counts)), split.size) == (PAIRS, 2_500)
+    assert counts == {"texts with unusual line separators, kept": 2_500}
+    for first in (1, 699, 1_999, 2_000, 2_499):
+        assert list(split.read_from(Counter(), first)) == PAIRS[first:]
+    whole = (tmp_path / f"train-00001-of-00002.{suffix}").read_bytes()
+    (tmp_path / f"train-00001-of-00002.{suffix}").write_bytes(whole[:-900])
+    with pytest.raises(UserError, match=r"train-00001-of-00002.*: not a whole"):
+        open_split(tables(tmp_path), "train-*")
+
+
+def test_classes_have_names_and_what_is_missing_is_named(tmp_path):
+    features = {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}, "text": {"dtype": "string"}}
+    table = pa.table({"text": ["bad", "good\nline", None], "label": [0, 1, -1]})
+    write(
+        tmp_path / "train.parquet",
+        table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}),
+    )
+    pairs = open_split(tables(tmp_path, source_language="text", target_language="label"), "train").read(Counter())
+    assert [next(pairs), next(pairs)] == [Pair("bad", "neg"), Pair("good line", "pos")]
+    with pytest.raises(UserError, match=r"train.parquet, row 3: it has no text$"):
+        next(pairs)
+    alone = open_split(tables(tmp_path, source_language="", target_language="text"), "train").read(Counter())
+    assert [next(alone), next(alone)] == [Pair("", "bad"), Pair("", "good\nline")]
+    with pytest.raises(UserError, match=r"no column of texts or classes 'de'; it has text, label: set data"):
+        open_split(tables(tmp_path, source_language="text"), "train")
