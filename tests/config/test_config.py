@@ -189,7 +189,7 @@ RANGES = [
     ("data.share_of", "words", "choose one of: lines, characters"),
     ("data.share_of", "characters", "may cut a line: it needs data.document='file', not 'line'"),
     ("data.normalization", "nfc", "choose one of: identity, nfkc"),
-    ("data.source", "file", "choose one of: files, labelled, text, images, captions, tfds, generated"),
+    ("data.source", "file", "choose one of: files, labelled, text, images, captions, tables, tfds, generated"),
     ("data.num_buckets", 0, "must be 1 to 8"),
     ("data.num_buckets", 9, "must be 1 to 8"),
     *((f"data.{key}", 0, "at least 1") for key in ("vocab_size", "num_pairs", "packed_length", "tokens_per_update")),
@@ -366,7 +366,7 @@ COMBINATIONS = [
     ),
     (
         {"data.mixture": ({"source": "web"},)},
-        "source='web'; choose one of: files, labelled, text, images, captions, tfds",
+        "source='web'; choose one of: files, labelled, text, images, captions, tables, tfds",
     ),
 ]
 
