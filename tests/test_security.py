@@ -13,8 +13,10 @@ SOURCES = sorted(
     path for folder in ("jformer", "configs", "experiments", "docs") for path in (ROOT / folder).rglob("*.py")
 )
 CODE_RUNS_HERE = {
-    "jformer/config/config_files.py"
-}  # config and experiment files are Python: the one place that runs some
+    "jformer/config/config_files.py",  # config and experiment files are Python
+    "jformer/data/preparation.py",  # pickles go through pipes to the processes that it started, and back
+    "experiments/speed/steps_flax.py",  # runs the model of the checkout that its option names
+}
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "runpy"}
 NAMES = {"exec", "eval", "compile", "__import__"}
 CALLS = {
@@ -76,7 +78,7 @@ def test_the_search_lets_pass_what_is_harmless(text):
     assert not list(offences(ast.parse(text)))
 
 
-def test_code_that_is_read_runs_in_one_place_only():
+def test_code_that_is_read_runs_in_these_places_only():
     found = {}
     for path in SOURCES:
         if lines := list(offences(ast.parse(path.read_text()))):

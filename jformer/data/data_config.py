@@ -71,8 +71,8 @@ class SourceConfig:
 class DataConfig(SourceConfig):
     """The training corpus, its evaluation splits, its tokens and its batches."""
 
-    valid: str = "valid"
-    test: tuple[str, ...] = ("test",)
+    valid: str = "valid"  # the split, named as `train` is, that is scored while training; never trained on; "" = none
+    test: tuple[str, ...] = ("test",)  # "split" or "key=split"; the key names the row in results.json
     mixture: tuple[SourceConfig, ...] = ()  # further corpora, with their own validation and test sets
     # T of Arivazhagan et al. 2019: an epoch draws from a corpus of n examples in proportion to weight x n ** (1 / T);
     # 1 = each example `weight` times, 5 = theirs, 100 = nearly the same from each corpus

@@ -90,7 +90,7 @@ class DecodeConfig:
 
     # translate, of several languages: from and into which, for inputs that do not say it; "" = as the first corpus
     source_language: str = ""
-    target_language: str = ""
+    target_language: str = ""  # the same of what is written
     # predict reads lines of text | jsonl: {"source", "prefix", "constraints"}, "source_language" and "target_language"
     inputs: str = "text"
     # predict writes text | conll (tags) | tsv | jsonl: with scores, n-best, alignments on request

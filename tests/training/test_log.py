@@ -88,7 +88,7 @@ def test_as_many_skipped_updates_as_are_allowed_end_the_run_wherever_they_lie(tm
     config = resolve({})
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_skipped=1))
     first = skipped.index(1) + 1
-    said = rf"update {first}: number 1 in a row .* \(train\.max_skipped=1\): what is not finite in {first}; lower "
+    said = rf"update {first}: 1 updates in a row .* \(train\.max_skipped=1\): what is not finite in {first}; lower "
     with opened(tmp_path, config) as log, pytest.raises(UserError, match=said):
         for step, in_row in enumerate(skipped, start=1):
             ended = step
