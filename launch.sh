@@ -159,7 +159,8 @@ sync() {
 
 # The supervisor holds a lock, taken before this returns: a second start changes nothing.
 run() {
-  patiently on_workers all "cd jformer && { flock -w 2 9 || exit 0; echo \"\$(hostname): running\" >../jformer.state;\
+  patiently on_workers all "cd jformer && { flock -w 2 9 || exit 0;\
+ echo \"\$(hostname): running (boot \$(cat /proc/sys/kernel/random/boot_id))\" >../jformer.state;\
  setsid nohup .venv/bin/python -m jformer.supervise --state=../jformer.state --retries=$retries\
  $(quoted "${group[@]}" -- --distributed "${args[@]}") </dev/null >>../jformer.log 2>&1 & echo \$! >../jformer.pid; } 9>../jformer.lock"
 }
