@@ -161,6 +161,7 @@ def test_answers_merge_adapters_with_their_base_and_no_other(base, tmp_path, mon
         jformer.load(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path):
     """Two runs of adapters, of different kernels, answer as they do by themselves; the base's arrays are there once."""
     cache, answers, texts = base.parent / "cache", jformer.load(base), ["a b c", "d", "e f g h"]

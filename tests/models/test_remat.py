@@ -60,7 +60,11 @@ def test_loss_and_gradient_stay_the_same(remat, unroll):
     assert sum(jax.tree.leaves(difference)) <= 1e-5 * sum(np.linalg.norm(x) for x in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("options", [SMOOTH, {"activation": "swiglu", "norm_type": "rmsnorm"}], ids=["gelu", "swiglu"])
+@pytest.mark.parametrize(
+    "options",
+    [SMOOTH, pytest.param({"activation": "swiglu", "norm_type": "rmsnorm"}, marks=pytest.mark.slow)],
+    ids=["gelu", "swiglu"],
+)
 def test_accelerators_keep_inputs_of_norms_and_activations_alone(options):
     (loss, params), here = loss_of("none", **options), kept("none", **options)
     expected = jax.jit(jax.value_and_grad(loss))(params)
