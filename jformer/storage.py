@@ -101,7 +101,7 @@ def refuse_file_of_run(workdir: Path, output: os.PathLike[str] | str) -> None:
         return
     run, written = (Path(os.path.realpath(path)) for path in (workdir, output))
     if any(written.is_relative_to(run / name) for name in OF_A_RUN):
-        raise UserError(f"--output={output} is a file of the run, which would be destroyed: name another file")
+        raise UserError(f"--output={output} is a file of the run and would be overwritten: name another file")
 
 
 def replace_content(path: Path, content: bytes) -> None:

@@ -246,7 +246,7 @@ def test_an_output_that_is_a_file_of_the_run_is_refused(saved, capsys, mode, nam
     (saved / "link").symlink_to("config.json")
     before = (saved / name).read_bytes()
     assert call(f"--workdir={saved}", f"--mode={mode}", f"--output={saved / name}") == 2
-    assert "is a file of the run, which would be destroyed" in capsys.readouterr().err
+    assert "is a file of the run and would be overwritten" in capsys.readouterr().err
     assert (saved / name).read_bytes() == before
 
 

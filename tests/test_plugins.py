@@ -132,7 +132,7 @@ def test_a_damaged_record_of_parts_is_refused(tmp_path, mine):
     path = epath.Path(tmp_path) / "config.json"
     for wrong in ([1], {"a:b": 1}):
         path.write_text(json.dumps({"parts": wrong}))
-        with pytest.raises(UserError, match="is no record of parts"):
+        with pytest.raises(UserError, match="is not a record of parts"):
             load_config(path)
 
 

@@ -78,7 +78,7 @@ def load_config(path: Path) -> Config:
     refuse_newer(values.pop("schema", None), SCHEMA, str(path))
     recorded = values.pop("parts", {})
     if not isinstance(recorded, dict) or not all(isinstance(each, str) for each in recorded.values()):
-        raise UserError(f"{path}: parts={recorded!r:.80} is no record of parts and their digests; restore the file")
+        raise UserError(f"{path}: parts={recorded!r:.80} is not a record of parts and their digests; restore the file")
     plugins.expect(recorded)
     return resolve(values)
 

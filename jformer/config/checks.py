@@ -222,7 +222,9 @@ def _check_task(config: Config) -> None:
             f"'split', not {config.task!r} and {data.overlong!r}"
         )
     if model.vision.source and config.task not in OF_IMAGES:
-        raise UserError(f"model.vision.source=True: the source of task={config.task!r} is a text, no image; use False")
+        raise UserError(
+            f"model.vision.source=True: the source of task={config.task!r} is a text, not an image; use False"
+        )
     for key in ("augment", "image_size"):
         if getattr(data, key) and not model.reads_images:
             raise UserError(f"data.{key}={getattr(data, key)!r} is about images: task={config.task!r} reads texts here")

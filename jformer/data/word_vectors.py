@@ -190,7 +190,7 @@ def _check_first(place: str, line: bytes, size: int) -> None:
     fields = line.rstrip().split(b" ")[1:]
     numbers = sum(1 for _ in itertools.takewhile(_is_number, reversed(fields)))
     if not numbers:
-        raise UserError(f"{place} is no word vector: take a file of GloVe, word2vec or fastText's .vec format")
+        raise UserError(f"{place} is not a word vector: take a file of GloVe, word2vec or fastText's .vec format")
     if len(fields) != size:
         _check_size(place, numbers, size)
 

@@ -157,7 +157,7 @@ def examples(run: Path, key: str, data: DataConfig | None = None) -> list[Pair]:
     if not isinstance(entry, Mapping):
         raise UserError(f"{run}: has no scores of a test set {key!r}; its config has {', '.join(names)}")
     if key not in names:
-        raise UserError(f"{run}: {key!r} is no test set of the config, which has {', '.join(names)}: name data.test")
+        raise UserError(f"{run}: {key!r} is not a test set of the config, which has {', '.join(names)}: name data.test")
     split = open_split(*names[key])
     if split.fingerprint != entry.get("checksum"):
         raise UserError(f"{run}: test set {key!r} has changed since the run was scored; score it again")

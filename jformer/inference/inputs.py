@@ -133,7 +133,7 @@ class Inputs:
         cut = HEADS[self.task.answer].cut if self.task.answer in HEADS else None
         named = next((request for request in requests if any(request.languages)), None)
         if named and (cut or self.continues):
-            raise UserError(f"input line {named.line + 1}: this task translates into no language; leave it out")
+            raise UserError(f"input line {named.line + 1}: this task has no target language; leave it out")
         found = cut(self.encoder, requests, self.counts) if cut else self._whole(requests)
         for request, pieces in zip(requests, found, strict=True):
             if pieces and (request.prefix or request.constraints):
@@ -370,7 +370,7 @@ def writable(tokenizer: Tokenizer, options: DecodeConfig, searched: bool = True)
             if word not in ids:
                 close = difflib.get_close_matches(word, ids, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else "name entries as the vocabulary writes them"
-                raise UserError(f"decode.{key}: {word!r} is no entry of the vocabulary; {hint}")
+                raise UserError(f"decode.{key}: {word!r} is not in the vocabulary; {hint}")
     mask = np.full(tokenizer.vocab_size, not options.only)
     mask[[ids[word] for word in options.only]] = True
     symbols = tokenizer.symbols

@@ -293,9 +293,7 @@ def pieces_with_masks(encoder: ExampleEncoder, requests: Sequence[Request], coun
             groups.append([])
             continue
         if mask not in ids:
-            raise UserError(
-                f"input line {request.line + 1}: has no {spelled}, in whose place a token is to be filled in"
-            )
+            raise UserError(f"input line {request.line + 1}: has no {spelled} to fill in")
         counts[CUT] += len(ids) > side.max_length
         counts[UNKNOWN] += side.symbols.unk in ids
         cut = side.cut(ids)

@@ -70,7 +70,7 @@ def restore_adapter(workdir: str | os.PathLike[str], base: Trained, mesh: Mesh) 
     path = run_path(workdir)
     own = load_config(path / "config.json")
     if not own.model.lora.rank:
-        raise UserError(f"{workdir}: holds no adapters, which training with model.lora.rank makes; load it by itself")
+        raise UserError(f"{workdir}: holds no adapters (it was trained without model.lora.rank); load it on its own")
     config, tokenizers = dataclasses.replace(own, decode=base.config.decode), load_tokenizers(path / "tokenizer")
     return _restore(path, config, build_task(config), tokenizers, mesh, base)
 
@@ -104,7 +104,7 @@ def save_run(
             found = f"is {list(given[name].shape)}, not" if name in given else "is missing:"
             wrong.append(f"{name} {found} {list(leaf.shape)}")
     if wrong:
-        raise UserError(f"the arrays are not those of the model that config describes: {'; '.join(wrong)}")
+        raise UserError(f"the arrays do not match the model that config describes: {'; '.join(wrong)}")
     placed = {name: jax.device_put(given[name].astype(np.float32), leaf.sharding) for name, leaf in abstract.items()}
     write_run(path, config, sides, traverse_util.unflatten_dict(placed, sep="/"))
 

@@ -67,7 +67,7 @@ class RecordedSearch:
 def refuse_without_beam(answer: str, options: DecodeConfig) -> None:
     """Raise UserError if answers of this kind are searched for with fewer than two beams."""
     if not answer or answer in HEADS:
-        raise UserError("this run writes no text, so it has no search to show: a translator or a language model has")
+        raise UserError("this run writes no text, so it has no search to show: name a translator or a language model")
     if not has_beam(answer, options):
         asked = f"search={options.search!r}" if options.search != "beam" else f"beam_size={options.beam_size}"
         raise UserError(f"decode.{asked} searches without a beam: set decode.search='beam' and beam_size of 2 or more")

@@ -28,7 +28,9 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     count = math.prod(sizes.values())
     if count > len(given) or (count < len(given) and (-1 in (data, fsdp, tensor) or jax.process_count() > 1)):
         wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, (data, fsdp, tensor), strict=True))
-        raise UserError(f"{wanted} does not fit {len(given)} devices: the product must be {len(given)}; -1 fills it up")
+        raise UserError(
+            f"{wanted} does not fit {len(given)} devices: the product must be {len(given)}; -1 takes the rest"
+        )
     # Explicit axes, the default of jax.make_mesh, do not work with Linen's embeddings; Auto leaves it to the compiler.
     auto = (AxisType.Auto,) * len(AXES)
     return Mesh(_arranged(given[:count], tuple(sizes.values()), count == len(given)), AXES, axis_types=auto)

@@ -118,7 +118,7 @@ def test_binary_is_recognised_whatever_its_first_vector_looks_like(tmp_path, val
 def test_text_is_recognised_even_where_its_first_entry_is_odd(tmp_path, first):
     path = write(tmp_path / "a", b"%d 3\n" % (2 + first.count(b"\n")) + first + b"\nhouse 1 2 3\n")
     if b"abc" in first:
-        with pytest.raises(UserError, match=r"a:2 is no word vector"):
+        with pytest.raises(UserError, match=r"a:2 is not a word vector"):
             read_vectors(path, ["house"], 3)
     else:
         assert read_vectors(path, ["house"], 3).format == "word2vec text"
@@ -141,7 +141,7 @@ def test_a_header_that_tells_another_size_than_its_entries_have_is_refused(tmp_p
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"The house is small.\n", b"3 3\n", b"\x93NUMPY\1\0 x y z", b"0 3\n"])
 def test_a_file_without_word_vectors_is_refused(tmp_path, content):
-    assert " is no word vector: take a file of GloVe, word2vec or fastText" in refused(tmp_path / "a", content)
+    assert " is not a word vector: take a file of GloVe, word2vec or fastText" in refused(tmp_path / "a", content)
 
 
 @pytest.mark.parametrize(

@@ -203,9 +203,9 @@ def test_only_and_forbid_say_what_may_be_written():
     assert written() == everything
     assert written(forbid=("<unk>", "a")) == [i for i in everything if i not in (UNK, A)]
     assert written(only=("a", "b"), forbid=("b",)) == [EOS, A]
-    with pytest.raises(UserError, match=r"decode\.forbid: 'ab' is no entry of the vocabulary; did you mean '.*'\?"):
+    with pytest.raises(UserError, match=r"decode\.forbid: 'ab' is not in the vocabulary; did you mean '.*'\?"):
         written(forbid=("ab",))
-    with pytest.raises(UserError, match=r"decode\.only: 'xyz' is no entry of the vocabulary; name entries as"):
+    with pytest.raises(UserError, match=r"decode\.only: 'xyz' is not in the vocabulary; name entries as"):
         written(only=("xyz",))
     with pytest.raises(UserError, match=r"decode\.beam_size=3 is more than the 2 entries"):
         writable(TOKENIZER, DecodeConfig(beam_size=3, only=("a",)))

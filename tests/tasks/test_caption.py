@@ -96,7 +96,7 @@ def test_what_captions_cannot_work_with_is_refused(options, message):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model": {"vision": {"source": True}}}, r"the source of task='translate' is a text, no image; use False"),
+        ({"model": {"vision": {"source": True}}}, r"the source of task='translate' is a text, not an image; use False"),
         ({"data": {"augment": ("flip",)}}, r"data\.augment=\('flip',\) is about images: task='translate' reads texts"),
         ({"data": {"image_size": 8}}, r"data\.image_size=8 is about images: task='translate' reads texts"),
     ],

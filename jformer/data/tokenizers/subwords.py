@@ -177,7 +177,7 @@ def read_subwords(path: Path, symbols: Sequence[str] = (), controls: Sequence[st
     except OSError as error:
         raise UserError(f"data.vocabulary={str(path)!r}: {error.strerror}; name a sentencepiece model") from error
     except Exception as error:  # protobuf's own, too
-        raise UserError(f"data.vocabulary={str(path)!r} is no sentencepiece model of BPE or unigram") from error
+        raise UserError(f"data.vocabulary={str(path)!r} is not a sentencepiece model of BPE or unigram") from error
     roles = {spec.pad_piece, spec.bos_piece, spec.eos_piece, spec.unk_piece}
     ours = [piece for piece in pieces if piece.piece not in roles and piece.piece not in SYMBOLS]
     present = {piece.piece for piece in ours}

@@ -42,7 +42,7 @@ def allowed_kinds(despite: str) -> list[str]:
 def refuse_few(paths: Sequence[str]) -> None:
     """Raise UserError for fewer than two runs, and for one that is named twice."""
     if len(paths) < 2 or len({run_path(path) for path in paths}) < len(paths):
-        raise UserError(f"{' '.join(paths)}: to compare takes two runs or more, each named once")
+        raise UserError(f"{' '.join(paths)}: name two or more runs to compare, each once")
 
 
 def read(path: str) -> ScoredRun:

@@ -92,9 +92,7 @@ def build_spec(
     spec = transformer_spec.TransformerSpec(encoder, decoder)
     spec.config.layer_norm_epsilon = config.norm_epsilon
     if min(symbols.unk, symbols.bos, symbols.eos) < 0:
-        raise UserError(
-            "CTranslate2 needs a token that is unknown, one to begin with and one to end with: use stablehlo"
-        )
+        raise UserError("CTranslate2 needs an unknown token, a beginning and an end: use stablehlo")
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (
         target[i] for i in (symbols.unk, symbols.bos, symbols.eos)
     )

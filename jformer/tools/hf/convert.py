@@ -125,7 +125,7 @@ def explained(directory: Path) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
-            f"{directory}: a JSON file of it holds a value of a kind that it cannot have "
+            f"{directory}: one of its JSON files holds a value of the wrong type "
             f"({type(error).__name__}: {first_line(error)}); fetch it again"
         ) from error
 
@@ -240,7 +240,9 @@ def read_answers(fields: Fields, task: str, model: ModelConfig) -> Tokenizer | N
     if kind == "several" and any(label_set(label) != [label] for label in labels):
         raise UserError("config.json: id2label names a class with a comma, which separates labels: rename it")
     if kind == "tag" and len(labels) < 2:
-        raise UserError("config.json: every word of every text would get the only label that there is")
+        raise UserError(
+            "config.json has a single label, so every word of every text would get it: name a model with more"
+        )
     return LabelTokenizer({"one": "label", "several": "labels"}.get(kind, kind), "identity", labels)
 
 

@@ -57,7 +57,7 @@ def read_run(workdir: str, new: str, changed: str) -> ChangeableRun:
     config, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
     if config.model.lora.rank:
         raise UserError(
-            f"{workdir}: holds adapters of {config.train.init_from}, whose vocabulary alone can be {changed}"
+            f"{workdir}: holds adapters of {config.train.init_from}; only the vocabulary of that run can be {changed}"
         )
     source, answer = tokenizers[0], tokenizers[0] if config.task in LABELLED else tokenizers[1]
     if not isinstance(source, Changeable) or not isinstance(answer, Changeable):
@@ -67,7 +67,7 @@ def read_run(workdir: str, new: str, changed: str) -> ChangeableRun:
     if source.tokens != answer.tokens:
         raise UserError(f"{workdir}: has two vocabularies, and only one for both sides can be {changed}")
     if config.task in ("mlm", "denoise") and not answer.symbols.noise:
-        raise UserError(f"{workdir}: its masks are no tokens of the vocabulary; it cannot be {changed}")
+        raise UserError(f"{workdir}: its masks are not tokens of the vocabulary; it cannot be {changed}")
     return ChangeableRun(
         path=path, config=config, tokenizers=tokenizers, source=source, answer=answer, model=sized(config, tokenizers)
     )

@@ -279,8 +279,8 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
     whole = {path: table[path] for path in saved if not is_factor(path)}
     modules = {module_of(entry) for entry in whole.values()}
     if parts := [path for path, entry in table.items() if module_of(entry) in modules and path not in whole]:
-        raise UserError(f"{workdir}: model.lora.also={lora.also} trains a module of transformers but for {parts[0]}, "
-                        "which PEFT has no place for: export the merged model, without --adapter_of")  # fmt: skip
+        raise UserError(f"{workdir}: model.lora.also={lora.also} trains a module without its {parts[0]}, "
+                        "which PEFT cannot store: export the merged model, without --adapter_of")  # fmt: skip
     written = [(f"{PREFIX}{name}.lora_{letter}.weight", array.T)
                for name, pair, _ in factors for letter, array in zip("AB", pair, strict=True)]  # fmt: skip
     written += [(f"{PREFIX}{name}", array) for name, array in tables.to_tensors(whole, _only(params, whole))]

@@ -32,9 +32,9 @@ def prune(workdir: str, new: str, texts: Sequence[Path], targets: Sequence[Path]
     run = read_run(workdir, new, "pruned")
     task, source, answer = run.config.task, run.source, run.answer
     if min(source.symbols.unk, answer.symbols.unk) < 0:
-        raise UserError(f"{workdir}: has no unknown token, which what is dropped would become; it cannot be pruned")
+        raise UserError(f"{workdir}: has no unknown token to replace dropped tokens; it cannot be pruned")
     if task == "translate" and not targets:
-        raise UserError("--target is missing: name files with what the run is to write, or it could write none of it")
+        raise UserError("--target is missing: name files of texts like those that the run should still write")
     if task != "translate" and targets:
         raise UserError(f"--target is for task='translate', and {workdir} has task={task!r}: leave it out")
     used = {*_used(task, source, texts), *_used(task, answer, targets or texts)}

@@ -65,7 +65,7 @@ class Tensors:
         current, renamed = rename(self.found), dict[str, Tensor]()
         for name, tensor in self.found.items():
             if current[name] in renamed:
-                raise UserError(f"{directory}: {name!r} is there under another name too; remove one of them")
+                raise UserError(f"{directory}: {name!r} is also there under another name; remove one of them")
             renamed[current[name]] = tensor
         self.found = renamed
 
@@ -127,7 +127,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
             raise UserError(f"{path}: {name} overlaps its neighbour or leaves a gap; fetch the file again")
         end = tensor.end
     if end != size:
-        raise UserError(f"{path}: holds {size} bytes and its header speaks of {end}; fetch the file again")
+        raise UserError(f"{path}: holds {size} bytes, but its header describes {end}; fetch the file again")
     return found
 
 

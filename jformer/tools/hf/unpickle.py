@@ -54,12 +54,12 @@ def convert(source: str, target: str) -> None:
     from safetensors.torch import save_file
 
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
-        sys.exit(f"weights_only of torch {torch.__version__} can be made to run code: install 2.6 or later")
+        sys.exit(f"torch {torch.__version__} can run code despite weights_only: install 2.6 or later")
     try:
         found = torch.load(source, map_location="cpu", weights_only=True)
         other = next((name for name, value in found.items() if not isinstance(value, torch.Tensor)), None)
         if other is not None:
-            sys.exit(f"{other!r} in it is no tensor")
+            sys.exit(f"{other!r} in it is not a tensor")
         # Copied, as safetensors refuses tensors that share their memory.
         save_file({name: value.detach().clone().contiguous() for name, value in found.items()}, f"{target}.part")
     except Exception as error:  # torch raises errors of many kinds; the first advises to load the file nevertheless

@@ -163,7 +163,7 @@ class TokenizerFiles:
         if capitals and self.lowercase is None and NORMALIZER["lowercase"] not in self.config:
             raise UserError(
                 f"{path}: {len(capitals):,} of its tokens have capitals, such as {capitals[0]!r}, and no {CONFIG} "
-                "tells whether texts are lowercased: add --do_lower_case=false or, transformers' default, true"
+                "says whether texts are lowercased: add --do_lower_case=false or, transformers' default, true"
             )
         fast = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unk[0]))
         fast.normalizer, fast.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()

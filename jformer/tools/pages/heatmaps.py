@@ -38,7 +38,7 @@ def draw(attended: Attended, form: str) -> bytes:
     """
     part = min(attended.parts, key=order, default=None)
     if part is None:
-        raise UserError("this model attends to nothing, so there is no figure of it")
+        raise UserError("this model has no attention to draw")
     figure = _pictures(attended.image, part) if patches_of(attended, part) else _maps(part)
     from matplotlib import rc_context
 

@@ -194,7 +194,7 @@ class Engine:
         if len(text) > most:
             raise UserError(f"a text of {len(text):,} characters is over the limit of {most:,}: {text[:40]!r}")
         if "\n" in text and not self.takes_lines:
-            raise UserError(f"a text has a line break, send each line as a text of its own: {text[:40]!r}")
+            raise UserError(f"a text has a line break, send each line as a separate text: {text[:40]!r}")
         try:
             return admit(text, Counter(), lines=self.takes_lines)
         except ValueError as error:

@@ -66,7 +66,7 @@ def serve(
         print(introduction(workdir, f"{name}:{own_port}", engine.route), file=sys.stderr, flush=True)
         if not (token or local):
             print(
-                f"anybody who reaches this machine may send requests: set {TOKEN} to require a token", file=sys.stderr
+                f"anyone who can reach this machine can send requests: set {TOKEN} to require a token", file=sys.stderr
             )
         with running(make_server(app, limits), listener) as thread:
             while thread.is_alive() and not processes.stop_requested():
@@ -83,7 +83,7 @@ def load_adapters(engine: Engine, workdirs: Sequence[str], limits: Limits) -> di
     for workdir in workdirs:
         name = Path(workdir.rstrip("/")).name
         if not name or name in found:
-            raise UserError(f"--adapters: {workdir!r} has the name {name!r}, not one of its own: rename the directory")
+            raise UserError(f"--adapters: the name {name!r} of {workdir!r} is empty or taken: rename the directory")
         found[name] = Engine(engine.predictor.with_adapter(workdir), limits)
         if found[name].route != engine.route:
             raise UserError(f"--adapters: {workdir} answers at /v1/{found[name].route}, the run at /v1/{engine.route}")
@@ -96,7 +96,7 @@ def opened(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), backlog=1_024)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
-        raise UserError(f"--host={host} --port={port} cannot be listened at ({why}): choose another") from error
+        raise UserError(f"cannot listen on --host={host} --port={port} ({why}): choose another") from error
 
 
 def introduction(workdir: Path, address: str, route: str) -> str:

@@ -224,14 +224,14 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(told, tmp_path):
 @pytest.mark.parametrize(
     ("names", "options", "line"),
     [
-        (["post"], [], "takes two runs or more"),
-        (["post", "post"], [], "each named once"),
+        (["post"], [], "name two or more runs"),
+        (["post", "post"], [], "to compare, each once"),
         (["post", "nothing"], [], r"nothing holds no run: name the directory of one"),
         (["post", "unscored"], [], r"unscored: is not scored yet: python -m jformer.main --workdir=\S*unscored"),
         (["unjudged", "post"], ["--despite=data"], r"unjudged: has no scores: name a --metric such as valid/loss"),
         (["post", "unscored"], ["--watch=10"], "--watch=10 writes a page: name a folder as --output"),
         (["post", "pre"], ["--watch=0.5", "--output=x"], "--watch=0.5 must be 0 or 1 to 86400 seconds"),
-        (["post", "post"], ["--watch=10", "--output=x"], "each named once"),
+        (["post", "post"], ["--watch=10", "--output=x"], "to compare, each once"),
         (
             ["post", "unscored"],
             ["--watch=10", "--output=x", "--despite=bugdet"],

@@ -168,7 +168,9 @@ def test_training_goes_on_from_an_extended_run(tmp_path):
     import_model(tmp_path / "theirs", str(tmp_path / "again"), Texts())
     ours, again = (jformer.load(tmp_path / name).params for name in ("adapters", "again"))
     jax.tree.map(np.testing.assert_array_equal, again, ours)
-    with pytest.raises(UserError, match=r"adapters: holds adapters of .*run, whose vocabulary alone can be extended"):
+    with pytest.raises(
+        UserError, match=r"adapters: holds adapters of .*run; only the vocabulary of that run can be extended"
+    ):
         extend(str(tmp_path / "adapters"), str(tmp_path / "more"), [text])
 
 

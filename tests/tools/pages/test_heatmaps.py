@@ -54,7 +54,7 @@ def test_a_figure_is_the_same_every_time():
 
 
 def test_what_cannot_be_drawn_is_one_line():
-    with pytest.raises(UserError, match="attends to nothing"):
+    with pytest.raises(UserError, match="has no attention to draw"):
         heatmaps.draw(attended(), ".png")
     with pytest.raises(UserError, match="2 x 3 panels of 80 x 1 inches are too many for a figure"):
         heatmaps.draw(attended(Part.CROSS, rows=("x",) * 500), ".png")

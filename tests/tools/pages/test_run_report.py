@@ -99,7 +99,7 @@ def test_data_that_has_moved_is_read_where_the_config_given_says(run):
     other = dataclasses.replace(config, data=dataclasses.replace(config.data, name="copy"))
     assert "has changed since the run was scored" in report.report(other, run)
     other = dataclasses.replace(config, data=dataclasses.replace(config.data, test=("else=test",)))
-    assert "is no test set of the config, which has else: name data.test" in report.report(other, run)
+    assert "is not a test set of the config, which has else: name data.test" in report.report(other, run)
 
 
 def test_labels_are_right_or_wrong_as_they_were_scored(tmp_path):

@@ -261,9 +261,9 @@ def test_what_was_begun_is_answered_before_the_server_stops(predictor, monkeypat
 
 
 def test_a_port_that_is_taken_is_one_line(port):
-    with pytest.raises(UserError, match=rf"--host=127\.0\.0\.1 --port={port} cannot be listened at \(Address already"):
+    with pytest.raises(UserError, match=rf"cannot listen on --host=127\.0\.0\.1 --port={port} \(Address already"):
         opened("127.0.0.1", port)
-    with pytest.raises(UserError, match="cannot be listened at"):
+    with pytest.raises(UserError, match="cannot listen on"):
         opened("no.such.host.invalid", 0)
 
 
