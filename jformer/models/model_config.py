@@ -44,12 +44,13 @@ class ExecutionConfig:
 
     unroll: int = 0  # blocks per step of the loop over them; 0 = all on CPU, and on GPU without remat up to 24; else 1
     remat: str = "none"  # computed again for gradients (Chen et al. 2016): none | dots (all but projections) | full
-    # auto: a fused one where its limits hold, else our own or XLA's | own | cudnn, splash: that one, or no training
+    # auto: a fused one where its limits hold, else our own | own | cudnn, splash: that one, or no training
     attention_kernel: str = "auto"
     # of batches: auto: as data.batching makes them, several in code of your own | one_text, from the first position, so
     # that cuDNN's attention needs no mask | several
     rows: str = "auto"
-    # Queries that attend at once, where no fused kernel does (Rabe and Staats 2021); 0 = 512 over 2,048 x 2,048, or all
+    # Queries that attend at once, where no fused kernel does (Rabe and Staats 2021); 0 = up to 128 on TPUs, elsewhere
+    # all, or 512 of rows over 2,048 x 2,048
     attention_chunk: int = 0
 
 

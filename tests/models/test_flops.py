@@ -13,8 +13,6 @@ from jformer.config.options import OptimConfig
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import Work, batch_work, forward_flops, text_work, total, update_flops, work_of
 from jformer.models.head_config import HeadConfig
-from jformer.models.layers import attention
-from jformer.models.layers.kernels import KernelChoice
 from jformer.models.lora_config import LoraConfig
 from jformer.models.parts import join, split
 from jformer.models.recurrent_config import RecurrentConfig
@@ -115,13 +113,6 @@ def test_distances_are_projected_once_a_batch():
     assert flops - sum(forward_flops(ModelConfig(**SMALL, num_kv_heads=2), text_work(5, 9)).values()) == (
         2 * 2 * 2 * (5 * 5 + 9 * 9) * model.d_model
     )
-
-
-def test_another_attention_kernel_makes_the_same_products(monkeypatch):
-    monkeypatch.setattr(attention, "choose_kernel", lambda config, platform, call: KernelChoice("jax", ""))
-    monkeypatch.delattr(attention, "attend")
-    model = ModelConfig(**SMALL, num_kv_heads=2, norm="sandwich")
-    assert traced_flops(model, 5, 9) == sum(forward_flops(model, text_work(5, 9)).values())
 
 
 def test_parts_of_the_flops_by_hand():

@@ -8,7 +8,6 @@ e entries, q = n·t·r queries that attend to the keys of one sentence and group
 """
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -108,8 +107,6 @@ class Attention(nn.Module):
             values = attend_splash(q, kv, visible, scale)
         elif choice.kernel == "cudnn":
             values = attend_cudnn(q, kv, visible, bias, scale)
-        elif choice.kernel == "jax":
-            values = jax.nn.dot_product_attention(q, kv["k"], kv["v"], bias, visible.mask(), scale=scale)
         elif choice.kernel == "chunked":
             values = attend_in_chunks(q, kv, visible, bias, scale, drop_weights, choice.chunk)
         else:

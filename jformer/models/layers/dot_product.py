@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.cache import KeyValue
-from jformer.models.layers.matmul import query_key_scores
+from jformer.models.layers.layer_scan import recomputed
+from jformer.models.layers.matmul import query_key_scores, rounded_softmax
 from jformer.models.layers.visibility import Visibility
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import map_chunks
@@ -56,11 +57,15 @@ def attend(
     scores = scores.reshape(b, h, t, s)
     scores = scores if bias is None else scores + bias
     scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores)
-    kept = drop_weights(weights, first).astype(q.dtype)
-    kept = kept.reshape(b, g, h // g, t, s)  # [b h t s] → [b g r t s]
-    values = jnp.einsum("bgrts,bsgu->btgru", kept, kv["v"])
-    return values.reshape(b, t, h, -1), weights
+    weights = jax.nn.softmax(scores) if q.dtype == jnp.float32 else rounded_softmax(scores, q.dtype.name)
+
+    @recomputed
+    def weighted(weights: Array, v: Array) -> Array:
+        kept = drop_weights(weights.astype(jnp.float32), first).astype(v.dtype)
+        kept = kept.reshape(b, g, h // g, t, s)  # [b h t s] → [b g r t s]
+        return jnp.einsum("bgrts,bsgu->btgru", kept, v)
+
+    return weighted(weights, kv["v"]).reshape(b, t, h, -1), weights
 
 
 def attend_in_chunks(

@@ -18,9 +18,11 @@ from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility, self
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import over_rows_and_heads
 from jformer.parallel.backend import Target, target_of
+from jformer.parallel.chunks import even_size
 
 MAX_PAIRS = 2_048**2  # of a query and a key in a row; above, our own code attends in chunks: docs/decisions/0034
 CHUNK = 512  # queries of a chunk
+SMALL_CHUNK = 128  # at most, on TPUs: scores of tens of MB stay beside the cores, forward and backward
 LEAST_PAIRS = 512**2  # from which splash attention pays off: a block costs a third of a microsecond (same record)
 LANES = 128  # splash attention takes multiples of this many positions
 BLOCKS = (512, 256, LANES)  # of positions, the largest that divides the length
@@ -46,7 +48,7 @@ class Call(NamedTuple):
 class KernelChoice(NamedTuple):
     """The chosen kernel, and why."""
 
-    kernel: str  # own (all queries at once) | chunked | jax (jax.nn's, of XLA) | splash | cudnn
+    kernel: str  # own (all queries at once) | chunked | splash | cudnn
     why: str
     chunk: int = 0  # queries at a time
 
@@ -57,20 +59,20 @@ def known_length(length: object) -> int:
 
 
 def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoice:
-    """Return the kernel: a fused one within its limits, else chunks for long sequences.
+    """Return the kernel: a fused one within its limits, else chunks on TPUs and for long sequences.
 
-    Only our own code supports dropout of weights, returns them, and has values of another size than keys. On CPU it
-    is as fast as XLA's.
+    Only our own code supports dropout of weights, returns them, and has values of another size than keys.
     """
     refused = _refusal(config, target, call) or build_error(target, config.key_size, call)
     if not refused:
         return KernelChoice(FUSED[target.platform], f"on {target.platform}: scores stay beside the cores")
-    chunk = config.execution.attention_chunk or (CHUNK if call.queries * call.keys > MAX_PAIRS else 0)
+    default = CHUNK if call.queries * call.keys > MAX_PAIRS else 0
+    if target.platform == "tpu":
+        default = even_size(call.queries, min(call.queries, SMALL_CHUNK))
+    chunk = config.execution.attention_chunk or default
     if 0 < chunk < call.queries and not call.shows:
         return KernelChoice("chunked", f"{chunk} queries at a time; {refused}", chunk)
-    needs_own = call.drops or call.shows or config.key_size != config.value_size
-    forced = config.execution.attention_kernel == "own" or target.platform == "cpu"
-    return KernelChoice("own" if needs_own or forced else "jax", refused)
+    return KernelChoice("own", refused)
 
 
 def _refusal(config: ModelConfig, target: Target, call: Call) -> str:

@@ -134,5 +134,20 @@ def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -
     return _scores(q, k)
 
 
+def _softmax_backward(dtype: str, weights: Array, g: Array) -> tuple[Array]:
+    w, g = weights.astype(jnp.float32), g.astype(jnp.float32)
+    return (w * (g - (w * g).sum(-1, keepdims=True)),)
+
+
+@gradient_by_hand(lambda scores, dtype: (_softmax(scores, dtype),) * 2, _softmax_backward, static=(1,))
+def rounded_softmax(scores: Float[Array, "*a s"], dtype: str) -> Float[Array, "*a s"]:
+    """Compute softmax in float32 and round it; for the gradient, only the rounded weights are kept."""
+    return _softmax(scores, dtype)
+
+
+def _softmax(scores: Array, dtype: str) -> Array:
+    return jax.nn.softmax(scores).astype(dtype)
+
+
 def _scores(q: Array, k: Array) -> Array:
     return jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=jnp.float32)

@@ -92,10 +92,10 @@ def bfloat16_inputs(*shapes):
 
 
 def test_scores_are_float32_where_activations_are_bfloat16():
-    """The weights differ from those of float32 by the order of sums alone, not by rounding q · k to bfloat16."""
+    """The weights are those of float32, rounded once: q · k is not rounded to bfloat16."""
     half, full = bfloat16_inputs((2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 16))
     weights = [attend_at_once(q, {"k": k, "v": v}, None, scale=0.25)[1] for q, k, v in (half, full)]
-    np.testing.assert_allclose(*weights, atol=1e-6)
+    np.testing.assert_allclose(*(w.astype(np.float32) for w in weights), rtol=2**-8)
 
 
 @pytest.mark.parametrize("queries", [3, MAX_QUERIES_FOR_SUMS + 1])
@@ -111,6 +111,19 @@ def test_the_gradient_of_float32_scores_is_that_of_autodiff():
     plain = functools.partial(jnp.einsum, "btgrk,bsgk->bgrts")
     found, expected = (jax.grad(lambda *x, f=f: jnp.sin(f(*x)).sum(), (0, 1))(q, k) for f in (query_key_scores, plain))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_weights_are_kept_in_bfloat16_alone_and_give_the_gradient_of_float32():
+    half, full = bfloat16_inputs((2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 16))
+
+    def pulled_back(q, k, v):
+        values, pull_back = jax.vjp(lambda q, k, v: attend(q, {"k": k, "v": v}, None, scale=0.25)[0], q, k, v)
+        return jax.tree.leaves(pull_back), pull_back(jnp.ones_like(values) * jnp.arange(16, dtype=values.dtype))
+
+    kept, found = pulled_back(*half)
+    assert {str(x.dtype) for x in kept if x.size > 1} == {"bfloat16"}
+    for x, wanted in zip(found, pulled_back(*full)[1], strict=True):
+        np.testing.assert_allclose(x.astype(np.float32), wanted, atol=0.03 * np.abs(wanted).max())
 
 
 def test_a_row_that_may_attend_to_nothing_stays_finite():

@@ -21,6 +21,7 @@ from jformer.models.layers.dot_product import attend
 from jformer.models.layers.kernels import (
     CHUNK,
     MAX_PAIRS,
+    SMALL_CHUNK,
     Call,
     KernelChoice,
     attend_cudnn,
@@ -62,41 +63,41 @@ def visibility(query, key, causal=False):
         (CPU, HALF, "own", "on cpu there is no fused one"),
         (TPU, HALF, "splash", "on tpu"),
         (TPU, HALF._replace(dtype="float32"), "splash", "on tpu"),
-        (TPU, HALF._replace(keys=1_000), "jax", "1,024 queries and 1,000 keys: 128 do not divide them"),
-        (TPU, HALF._replace(queries=64), "jax", "128 do not divide them"),
-        (TPU, HALF._replace(queries=512, keys=384), "jax", "few enough to store their scores"),
+        (TPU, HALF._replace(keys=1_000), "chunked", "1,024 queries and 1,000 keys: 128 do not divide them"),
+        (TPU, HALF._replace(queries=64), "own", "128 do not divide them"),
+        (TPU, HALF._replace(queries=512, keys=384), "chunked", "few enough to store their scores"),
         (TPU, HALF._replace(rule=Rule(causal=True)), "splash", "on tpu"),
-        (TPU, HALF._replace(rule=Rule(causal=True, prefix=True)), "jax", "splash attention has no mask for Rule("),
-        (TPU, HALF._replace(rule=Rule(causal=True, window=128)), "jax", "splash attention has no mask for Rule("),
-        (TPU, HALF._replace(rule=Strange()), "jax", "splash attention has no mask for Strange("),
-        (TPU, HALF._replace(biased=True), "jax", "positions=relative add to the scores"),
-        (TPU, HALF._replace(tensor=3), "jax", "mesh.tensor=3 does not divide the heads"),
-        (TPU, HALF._replace(drops=True), "own", "model.attention_dropout=0.1 drops weights"),
+        (TPU, HALF._replace(rule=Rule(causal=True, prefix=True)), "chunked", "splash attention has no mask for Rule("),
+        (TPU, HALF._replace(rule=Rule(causal=True, window=128)), "chunked", "splash attention has no mask for Rule("),
+        (TPU, HALF._replace(rule=Strange()), "chunked", "splash attention has no mask for Strange("),
+        (TPU, HALF._replace(biased=True), "chunked", "positions=relative add to the scores"),
+        (TPU, HALF._replace(tensor=3), "chunked", "mesh.tensor=3 does not divide the heads"),
+        (TPU, HALF._replace(drops=True), "chunked", "model.attention_dropout=0.1 drops weights"),
         (TPU, HALF._replace(shows=True), "own", "its weights are shown"),
         (H100, HALF, "cudnn", "on gpu"),
         (H100, HALF._replace(dtype="float16", rule=Strange(), biased=True), "cudnn", "on gpu"),
-        (H100, HALF._replace(dtype="float32"), "jax", "cuDNN's has no float32"),
+        (H100, HALF._replace(dtype="float32"), "own", "cuDNN's has no float32"),
         (H100, HALF._replace(queries=17, keys=197), "cudnn", "on gpu"),
         (A100, HALF, "cudnn", "on gpu"),
-        (V100, HALF, "jax", "compute capability 8.0, and Tesla V100-SXM2-16GB has 7.0"),
-        (MI300, HALF, "jax", "cuDNN's needs CUDA, which AMD Instinct MI300X has not"),
+        (V100, HALF, "own", "compute capability 8.0, and Tesla V100-SXM2-16GB has 7.0"),
+        (MI300, HALF, "own", "cuDNN's needs CUDA, which AMD Instinct MI300X has not"),
         (H100, HALF._replace(drops=True), "own", "drops weights"),
     ],
 )
 def test_a_fused_kernel_attends_where_its_limits_hold(target, call, kernel, why):
     found = choose_kernel(ModelConfig(attention_dropout=0.1, positions="relative"), target, call)
-    assert (found.kernel, found.chunk) == (kernel, 0)
+    assert (found.kernel, found.chunk) == (kernel, SMALL_CHUNK if kernel == "chunked" else 0)
     assert why in found.why
 
 
 @pytest.mark.parametrize(
     ("fields", "target", "kernel", "why"),
     [
-        ({"d_k": 16}, TPU, "own", "keys of 16 and values of 64"),
-        ({"d_k": 136, "d_v": 136}, H100, "jax", "no heads of 136"),
-        ({"d_k": 20, "d_v": 20}, H100, "jax", "no heads of 20"),
+        ({"d_k": 16}, TPU, "chunked", "keys of 16 and values of 64"),
+        ({"d_k": 136, "d_v": 136}, H100, "own", "no heads of 136"),
+        ({"d_k": 20, "d_v": 20}, H100, "own", "no heads of 20"),
         ({"d_k": 20, "d_v": 20}, TPU, "splash", ""),
-        ({"execution": ExecutionConfig(attention_kernel="own")}, TPU, "own", "attention_kernel=own"),
+        ({"execution": ExecutionConfig(attention_kernel="own")}, TPU, "chunked", "attention_kernel=own"),
         ({"execution": ExecutionConfig(attention_kernel="own")}, H100, "own", "attention_kernel=own"),
         ({"precision": "highest"}, TPU, "splash", ""),  # of bfloat16 it changes nothing
         ({"execution": ExecutionConfig(attention_chunk=64)}, TPU, "splash", ""),
@@ -112,10 +113,11 @@ def test_options_and_sizes_of_heads_decide_too(fields, target, kernel, why):
 def test_scores_of_long_rows_are_made_in_chunks_where_no_fused_kernel_attends():
     config, limit = ModelConfig(attention_dropout=0.1), int(MAX_PAIRS**0.5)
     short, long = (Call("bfloat16", length, length, drops=True) for length in (limit, limit + 128))
-    assert choose_kernel(config, TPU, short).kernel == "own"
+    assert choose_kernel(config, H100, short).kernel == "own"
     why = "model.attention_dropout=0.1 drops weights"
     chosen = KernelChoice("chunked", f"{CHUNK} queries at a time; {why}", CHUNK)
-    assert choose_kernel(config, TPU, long) == choose_kernel(config, H100, long) == chosen
+    assert choose_kernel(config, H100, long) == chosen
+    assert choose_kernel(config, TPU, short._replace(queries=200)).chunk == 100  # at most 128, which need no padding
     assert choose_kernel(config, TPU, long._replace(drops=False)).kernel == "splash"
     assert choose_kernel(config, CPU, long._replace(shows=True)).kernel == "own"
     whole = dataclasses.replace(config, execution=ExecutionConfig(attention_chunk=limit + 128))
@@ -216,7 +218,7 @@ def test_a_fused_kernel_that_does_not_run_here_falls_back_unless_it_was_asked_fo
     monkeypatch.setattr(kernels, "target_of", lambda device: H100)  # without cuDNN, as this is none
     config, shape = ModelConfig(family="decoder", dtype="bfloat16"), Shape(8, 0, 64)
     line = kernel_line(config, H100, [shape])
-    assert re.fullmatch(r"attention kernel: jax \(cudnn does not run on cpu: \w+: .*\)", line)
+    assert re.fullmatch(r"attention kernel: own \(cudnn does not run on cpu: \w+: .*\)", line)
     assert kernel_line(config, A100, [shape]) == "attention kernel: cudnn (on gpu: scores stay beside the cores)"
     asked = dataclasses.replace(config, execution=ExecutionConfig(attention_kernel="cudnn"))
     with pytest.raises(
