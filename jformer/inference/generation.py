@@ -229,6 +229,8 @@ def _begin(
     prompt, sizes, rows = batch["prompt"], batch["prompt_length"], options.hypotheses
     together = rows if options.search == "beam" else 1  # which share their entries
     entries = prompt.shape[1] - 1 + room * together
+    if target().platform != "cpu":  # GPUs multiply bfloat16 in multiples of 8: XLA would copy the cache in every step
+        entries += -entries % 8
     coverage = bool(options.coverage_penalty)
     caches = [_prefill(model, tree, batch, entries, coverage) for model, tree in zip(models, params, strict=True)]
     cache = repeat_rows(_side_by_side([_separate(cache, rows // together) for cache in caches]), rows)

@@ -182,3 +182,13 @@ def test_a_search_is_compiled_with_the_options_of_its_platform(monkeypatch):
     program = generation.compile_over_rows(lambda params, batch, room: batch, None)
     with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):
         program([], {"line": np.arange(2)}, ROOM)
+
+
+@pytest.mark.parametrize(("platform", "entries"), [("cpu", 2 + 3 * 5), ("gpu", 24)])
+def test_accelerators_get_a_cache_that_their_products_need_not_fill_up(tiny, platform, entries):
+    model, params = tiny(family="decoder", **SMALLEST)
+    batch = {**prompts([[4, 5]], 1, 3, Symbols()), "limit": np.array([5]), "line": np.array([0])}
+    with compiling_for(Target(platform, platform, "9.0")):
+        setup = make_setup([model], DecodeConfig(beam_size=3), np.ones(model.config.vocab_size, bool), Symbols())
+        state = jax.eval_shape(lambda *given: generation.begin_search(setup, *given, 5).init, [params], batch)
+    assert state.cache["self"][0]["self"]["visible"].shape == (3, entries)

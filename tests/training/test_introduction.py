@@ -53,16 +53,16 @@ def test_a_vocabulary_that_the_text_does_not_fill_is_noted():
 def test_the_kernel_that_attends_is_named_with_the_reason():
     plain, dropping = ModelConfig(**SMALL), ModelConfig(**SMALL, attention_dropout=0.1)
     short, long = [Shape(8, 32, 32)], [Shape(8, 128, 4_096)]
-    assert kernel_line(plain, H100, short) == "attention kernel: jax (cuDNN's has no float32)"
+    assert kernel_line(plain, H100, short) == "attention kernel: own (cuDNN's has no float32)"
     assert kernel_line(plain, CPU, short) == "attention kernel: own (on cpu there is no fused one)"
     why = "model.attention_dropout=0.1 drops weights"
     assert kernel_line(dropping, TPU, short) == f"attention kernel: own ({why})"
-    chunks = f"attention kernel: chunked (512 queries at a time; {why}), own ({why})"
+    chunks = f"attention kernel: chunked (128 queries at a time; {why}), own ({why})"
     assert kernel_line(dropping, TPU, long) == chunks  # the decoder's own, and the others
     fused, few = "splash (on tpu: scores stay beside the cores)", "128 keys: few enough to store their scores)"
-    assert kernel_line(plain, TPU, long) == f"attention kernel: {fused}, jax (128 queries and {few}"
+    assert kernel_line(plain, TPU, long) == f"attention kernel: {fused}, own (128 queries and {few}"
     counted = kernel_line(plain, TPU, [Shape(16, 128, 128), Shape(8, 1_024, 1_024)])
-    assert counted == f"attention kernel: {fused} for 1 of 2 shapes, jax (128 queries and {few} for 1 of 2 shapes"
+    assert counted == f"attention kernel: {fused} for 1 of 2 shapes, own (128 queries and {few} for 1 of 2 shapes"
     assert kernel_line(MODELS["sizes of its own"], H100, short).endswith("own (keys of 6 and values of 10)")
     plugin = dataclasses.replace(plain, attention="package.module:Class")
     assert kernel_line(plugin, H100, short) == "attention: package.module:Class"
