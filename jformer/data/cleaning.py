@@ -4,6 +4,7 @@ A dropped pair becomes an empty one, which encoders leave out: pairs keep their 
 any of them.
 """
 
+import dataclasses
 import functools
 import io
 import itertools
@@ -18,7 +19,7 @@ import numpy as np
 from etils import epath
 
 from jformer.data.repeats import repeated_places
-from jformer.data.sources.split import Pair, SeekableSplit, Split, fingerprint
+from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.storage import replace_content
 
 Drops = Callable[[Pair], bool]
@@ -78,10 +79,7 @@ def cleaned(split: Split, rules: Sequence[str], cache_dir: str) -> Split:
     repeats = Path(cache_dir).expanduser() / f"{identity[:32]}.repeats.npy" if DUPLICATES in rules else None
     numbers = functools.partial(_repeats, split.read, repeats)
     read = functools.partial(_clean, split.read, rules, numbers)
-    if not isinstance(split, SeekableSplit):
-        return Split(split.name, identity, read, split.size)
-    read_from = functools.partial(_clean, split.read_from, rules, numbers)
-    return SeekableSplit(split.name, identity, read, split.size, read_from=read_from)
+    return dataclasses.replace(split, fingerprint=identity, read=read)
 
 
 def _clean(

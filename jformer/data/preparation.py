@@ -28,7 +28,7 @@ import numpy as np
 
 from jformer.data.progress import show_progress
 from jformer.data.repeats import hashes, in_order
-from jformer.data.sources.split import SIDES, Pair, ReadFrom, SeekableSplit, Split
+from jformer.data.sources.split import SIDES, Pair, Split
 from jformer.data.text import shown_unknown
 from jformer.data.tokenizers import Symbols, Tokenizer, subwords
 from jformer.errors import UserError
@@ -112,9 +112,8 @@ def _encode_all(split: Split, encoder: PreparingEncoder, blocks: Path) -> Iterat
     if ordered:  # the tokens of a text depend on all texts before it
         shutil.rmtree(blocks)
         blocks.mkdir()
-    read_from = split.read_from if isinstance(split, SeekableSplit) else None
-    make = functools.partial(_make_block, read_from, encoder, blocks)
-    tasks = _tasks_to_read(split) if read_from else _tasks_read(split)
+    make = functools.partial(_make_block, split.read if split.seekable else None, encoder, blocks)
+    tasks = _tasks_to_read(split) if split.seekable else _tasks_read(split)
     cores = len(os.sched_getaffinity(0))
     if ordered or cores < 2 or split.size < FEW * BLOCK or not _can_be_sent(make):
         yield from map(make, tasks)
@@ -143,15 +142,15 @@ def _tasks_read(split: Split) -> Iterator[Task]:
             return
 
 
-def _make_block(read_from: ReadFrom | None, encoder: PreparingEncoder, blocks: Path, task: Task) -> int:
+def _make_block(read: Callable[..., Iterator[Pair]] | None, encoder: PreparingEncoder, blocks: Path, task: Task) -> int:
     """Encode a block into its file, unless that exists: values and lengths of both sides, hashes, and counts."""
     path = _path(blocks, task.number)
     if path.exists():
         return task.size
     counts, pairs = task.counts, task.pairs
     if pairs is None:
-        assert read_from
-        pairs = list(itertools.islice(read_from(counts, task.first), task.size))
+        assert read
+        pairs = list(itertools.islice(read(counts, task.first), task.size))
     sides = dict(zip(SIDES, (encoder.source, encoder.target), strict=True))
     sizes = {name: side.tokenizer.vocab_size if side.tokenizer else 1 for name, side in sides.items()}
     values = {name: [np.zeros(0, np.min_scalar_type(size - 1))] for name, size in sizes.items()}

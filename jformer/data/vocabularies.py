@@ -14,7 +14,7 @@ from etils.epath import Path
 from jformer.data.data_config import DataConfig, Languages
 from jformer.data.draws import shares_of
 from jformer.data.progress import show_progress
-from jformer.data.sources.split import Pair, SeekableSplit, Split
+from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Tokenizer, learn, load
 from jformer.data.tokenizers.subwords import KINDS, read_subwords
 from jformer.data.tokenizers.symbols import OneFile
@@ -221,9 +221,9 @@ def _sampled(split: Split) -> Iterator[Pair]:
     """Yield the pairs of a split, or if there are more than SAMPLE, every n-th run of RUN of them."""
     size = split.size or sum(1 for _ in split.read(Counter()))
     stride = -(-size // SAMPLE)
-    if isinstance(split, SeekableSplit) and stride > 1:
+    if split.seekable and stride > 1:
         for first in range(0, size, stride * RUN):
-            yield from itertools.islice(split.read_from(Counter(), first), RUN)
+            yield from itertools.islice(split.read(Counter(), first), RUN)
         return
     for number, pair in enumerate(split.read(Counter())):
         if number // RUN % stride == 0:

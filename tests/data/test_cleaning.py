@@ -10,7 +10,7 @@ from jformer.data.cleaning import EMPTY, cleaned, make_rules, write_examples
 from jformer.data.corpus import PairEncoder, Side, open_corpus
 from jformer.data.data_config import DataConfig, SourceConfig
 from jformer.data.repeats import repeated_places
-from jformer.data.sources.split import Pair, SeekableSplit, Split
+from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers.lists import ByteTokenizer
 from jformer.errors import UserError
 
@@ -50,7 +50,7 @@ def test_dropped_pairs_are_counted_and_shown_and_the_others_trained_on(tmp_path)
     pairs = [GOOD, Pair("b", "B"), GOOD, Pair("same", "same"), Pair("", "leer"), GOOD, *[Pair("same", "same")] * 5]
     rules = ("identical", "duplicates")
     split = Split("train", "1", lambda counts: iter(pairs), len(pairs))
-    seekable = SeekableSplit("train", "2", split.read, len(pairs), read_from=lambda counts, first: iter(pairs[first:]))
+    seekable = Split("train", "2", lambda counts, first=0: iter(pairs[first:]), len(pairs), seekable=True)
     assert cleaned(split, (), str(tmp_path)) is split
     for each in (split, seekable):
         kept = cleaned(each, rules, str(tmp_path))
@@ -62,7 +62,7 @@ def test_dropped_pairs_are_counted_and_shown_and_the_others_trained_on(tmp_path)
             "examples read": 11, "pairs dropped by identical": 6, "pairs dropped by duplicates": 2,
             "empty examples dropped": 1, "examples used": 2,
         }  # fmt: skip
-    assert [list(kept.read_from(Counter(), first)) for first in (2, 3, 11)] == [expected[2:], expected[3:], []]
+    assert [list(kept.read(Counter(), first)) for first in (2, 3, 11)] == [expected[2:], expected[3:], []]
     write_examples(split, cleaned(split, rules, str(tmp_path)), epath.Path(tmp_path / "cleaned.jsonl"))
     shown = [json.loads(line) for line in (tmp_path / "cleaned.jsonl").read_text().splitlines()]
     assert [(each["rule"], each["pair"]) for each in shown] == [

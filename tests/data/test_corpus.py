@@ -299,23 +299,17 @@ BLOCKS = """
 import os, sys
 from jformer.data import preparation
 from jformer.data.corpus import open_corpus
-from tests.data.test_corpus import DROPPING, WORDS, many, many_from
-from jformer.data.sources.split import (SeekableSplit, Split)
+from tests.data.test_corpus import DROPPING, WORDS, many
+from jformer.data.sources.split import Split
 
 folder, cores, reads, size = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True", 637
 os.sched_getaffinity = lambda _: range(cores)
 preparation.BLOCK = 16
-split = Split("train", "text 1", many, size)
-split = SeekableSplit("train", "text 1", many, size, read_from=many_from) if reads else split
-open_corpus(split, WORDS, folder)
+open_corpus(Split("train", "text 1", many, size, seekable=reads), WORDS, folder)
 """
 
 
-def many(counts):
-    return many_from(counts, 0)
-
-
-def many_from(counts, first):
+def many(counts, first=0):
     for i in range(first, 637):
         counts["odd"] += i % 2
         if kills := os.environ.get("KILLS"):  # the place where those that read are killed

@@ -2,25 +2,16 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.image_files import file_of
-from jformer.data.sources.split import Pair, Split, find, fingerprint
+from jformer.data.sources.split import Pair, Split, find, fingerprint, listed
 from jformer.data.text import read_lines
 from jformer.errors import UserError
 from jformer.storage import is_file
-
-
-class CaptionLine(NamedTuple):
-    """One line of the table."""
-
-    number: int  # from 1
-    image: str  # its path
-    caption: str
 
 
 def open_split(config: SourceConfig, split: str) -> Split:
@@ -32,38 +23,33 @@ def open_split(config: SourceConfig, split: str) -> Split:
     """
     (table,) = find(config.dir, split, [[f"{split}.tsv"]], remote=False)
     met: Counter[str] = Counter()
-    lines = list(_read(table, config.invalid, met))
-    digests = {file: digest(file)[0] for file in dict.fromkeys(file_of(line.image) for line in lines)}
-    pairs = [Pair(line.image, line.caption) for line in lines] if split == config.train else _together(lines)
-
-    def read(counts: Counter[str]) -> Iterator[Pair]:
-        counts.update(met)
-        return iter(pairs)
-
-    captions = [(line.image.removeprefix(str(table.parent)), line.caption) for line in lines]
-    return Split(split, fingerprint("captions 1", list(digests.values()), captions, split == config.train), read)
+    lines, trained = list(_read(table, config.invalid, met)), split == config.train
+    digests = [digest(file)[0] for file in dict.fromkeys(file_of(line.source) for line in lines)]
+    captions = [(line.source.removeprefix(str(table.parent)), line.target) for line in lines]
+    identity = fingerprint("captions 1", digests, captions, trained)
+    return listed(split, identity, lines if trained else _together(lines), met)
 
 
-def _read(table: Path, invalid: str, counts: Counter[str]) -> Iterator[CaptionLine]:
+def _read(table: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
+    """Yield the place of the image and the caption of each line."""
     for number, line in enumerate(read_lines(table, counts, invalid=invalid), start=1):
         parts = line.split("\t")
         if len(parts) != 2:
-            raise UserError(
-                f"{table}:{number}: {len(parts) - 1} TABs; a line is the path of an image, one TAB, its caption"
-            )
+            reason = f"{len(parts) - 1} TABs; a line is the path of an image, one TAB, its caption"
+            raise UserError(f"{table}:{number}: {reason}")
         path, caption = parts
         if not caption.strip():
             raise UserError(f"{table}:{number}: the caption of {path!r} is empty; write one, or remove the line")
         place = str(table.parent / path)
         if not path.strip() or not is_file(file_of(place)):
             raise UserError(f"{table}:{number}: no image {path!r} in {table.parent}; paths are relative to that folder")
-        yield CaptionLine(number, place, caption)
+        yield Pair(place, caption)
 
 
-def _together(lines: list[CaptionLine]) -> list[Pair]:
+def _together(lines: Sequence[Pair]) -> list[Pair]:
     """Return a pair for each image, its further captions being further references."""
     pairs: list[Pair] = []
-    for image, group in itertools.groupby(lines, key=lambda line: line.image):
-        first, *others = (line.caption for line in group)
-        pairs.append(Pair(image, first, others=tuple(others)))
+    for _, group in itertools.groupby(lines, key=lambda line: line.source):
+        first, *others = group
+        pairs.append(first._replace(others=tuple(line.target for line in others)))
     return pairs

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any
 
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
@@ -24,12 +24,8 @@ DOCUMENT = "-DOCSTART-"
 BEGIN_OR_INSIDE = re.compile(r"O|[BI]-\S+")
 
 
-class Tagged(NamedTuple):
-    """The words of a sentence, their tags, and the sentence's first line in the file."""
-
-    line: int
-    words: Sequence[str]
-    tags: Sequence[str]
+Tagged = tuple[Sequence[str], Sequence[str]]
+"""The words of a sentence, and a tag for each."""
 
 
 def open_split(config: SourceConfig, split: str) -> Split:
@@ -45,7 +41,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     Raises UserError for a word without a tag, lines of unequal columns and words that hold white space.
     """
     (path,) = find(config.dir, split, [[f"{split}.conll"], [f"{split}.jsonl"]])
-    tags = {tag for sentence in _read(path, config.invalid, Counter()) for tag in sentence.tags}
+    tags = {tag for _, tags in _read(path, config.invalid, Counter()) for tag in tags}
     repair = all(map(BEGIN_OR_INSIDE.fullmatch, tags))
     identity = fingerprint("conll 1", digest(path)[0], is_jsonl(path), config.invalid)
     return Split(split, identity, functools.partial(_pairs, path, config.invalid, repair))
@@ -65,7 +61,7 @@ def repaired(tags: Sequence[str]) -> list[str]:
 
 
 def _pairs(path: Path, invalid: str, repair: bool, counts: Counter[str]) -> Iterator[Pair]:
-    for _, words, tags in _read(path, invalid, counts):
+    for words, tags in _read(path, invalid, counts):
         good = repaired(tags) if repair else tags
         if changed := sum(new != old for new, old in zip(good, tags, strict=True)):
             counts[REPAIRED] += changed
@@ -74,20 +70,21 @@ def _pairs(path: Path, invalid: str, repair: bool, counts: Counter[str]) -> Iter
 
 def _read(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Tagged]:
     """Yield the sentences of a file, each checked. Raise UserError with file:line."""
-    read = _read_jsonl if is_jsonl(path) else _read_columns
-    for sentence in read(path, invalid, counts):
-        _check(path, sentence)
+    if not is_jsonl(path):
+        yield from _read_columns(path, invalid, counts)
+        return
+    for _, sentence in read_objects(path, counts, invalid, functools.partial(_of_object, invalid, counts)):
         yield sentence
 
 
 def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Tagged]:
     words: list[str] = []
     tags: list[str] = []
-    first, columns = 1, 0
+    columns = 0
     for number, line in enumerate(read_lines(path, counts, invalid=invalid), start=1):
         if not line.strip():
             if words:
-                yield Tagged(first, words, tags)
+                yield words, tags
             words, tags = [], []
         elif line.startswith(DOCUMENT):
             counts[DOCUMENTS] += 1
@@ -95,49 +92,39 @@ def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Ta
             counts[COMMENTS] += 1
         else:
             cells = line.split("\t") if "\t" in line else line.split()
-            _check_cells(path, number, line, cells, columns)
-            columns, first = len(cells), first if words else number
+            if fault := _fault_of(line, cells, columns):
+                raise UserError(f"{path}:{number}: {fault}")
+            columns = len(cells)
             words.append(cells[0])
             tags.append(cells[-1])
     if words:
-        yield Tagged(first, words, tags)
+        yield words, tags
 
 
-def _check_cells(path: Path, number: int, line: str, cells: Sequence[str], columns: int) -> None:
-    """Raise UserError for a line that is not a word and a tag, or has another number of columns than those before."""
+def _fault_of(line: str, cells: Sequence[str], columns: int) -> str:
+    """Return why a line is not a word and a tag, or differs from those before in its number of columns; "" if not."""
     if len(cells) < 2 or not all(map(str.strip, (cells[0], cells[-1]))):
-        raise UserError(f"{path}:{number}: {line[:80]!r} is not a word and its tag, with a TAB or spaces between")
+        return f"{line[:80]!r} is not a word and its tag, with a TAB or spaces between"
     if columns and len(cells) != columns:
-        raise UserError(
-            f"{path}:{number}: {len(cells)} columns, where lines before it have {columns}; give all the same number"
-        )
-    for cell in (cells[0], cells[-1]):
-        if cell.split() != [cell]:
-            raise UserError(f"{path}:{number}: {cell[:80]!r} holds white space: a word or tag has none; fix the line")
+        return f"{len(cells)} columns, where lines before it have {columns}; give all the same number"
+    spaced = next((cell for cell in (cells[0], cells[-1]) if cell.split() != [cell]), "")
+    return f"{spaced[:80]!r} holds white space: a word or tag has none; fix the line" if spaced else ""
 
 
-def _read_jsonl(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Tagged]:
-    def admitted(line: str) -> list[list[str]]:
-        return [[admit(text, counts, invalid) for text in each] for each in _lists(line)]
+def _of_object(invalid: str, counts: Counter[str], line: str) -> Tagged:
+    """Return the sentence of {"words": [...], "tags": [...]}.
 
-    for number, (words, tags) in read_objects(path, counts, invalid, admitted):
-        yield Tagged(number, words, tags)
-
-
-def _lists(line: str) -> list[list[str]]:
-    """Return both lists of {"words": [...], "tags": [...]}. Raise ValueError otherwise."""
+    Raises ValueError for another value, lists of different lengths, and words and tags that are empty or hold white
+    space.
+    """
     record = parse_json(line)
-    both = [record.get(key) for key in ("words", "tags")] if isinstance(record, dict) else [None]
+    both: list[Any] = [record.get(key) for key in ("words", "tags")] if isinstance(record, dict) else [None]
     if not all(isinstance(each, list) and all(isinstance(text, str) for text in each) for each in both):
         raise ValueError('not an object with a list of texts under each of "words" and "tags"')
-    return cast(list[list[str]], both)
-
-
-def _check(path: Path, sentence: Tagged) -> None:
-    """Raise UserError for lists of different lengths, and for words and tags that are empty or hold white space."""
-    line, words, tags = sentence
+    words, tags = ([admit(text, counts, invalid) for text in each] for each in both)
     if len(words) != len(tags):
-        raise UserError(f"{path}:{line}: {len(words)} words but {len(tags)} tags: give every word one")
+        raise ValueError(f"{len(words)} words but {len(tags)} tags: give every word one")
     for text in (*words, *tags):
         if text.split() != [text]:
-            raise UserError(f"{path}:{line}: {text[:80]!r} is not a word or tag: it is empty or holds white space")
+            raise ValueError(f"{text[:80]!r} is not a word or tag: it is empty or holds white space")
+    return words, tags

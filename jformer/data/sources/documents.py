@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
-from jformer.data.sources.split import Pair, SeekableSplit, Split, find, fingerprint
+from jformer.data.sources.split import Pair, Split, find, fingerprint
 from jformer.data.text import read_lines
 from jformer.errors import UserError
 
@@ -40,9 +40,8 @@ def open_split(config: SourceConfig, split: str) -> Split:
         raise UserError(f"{path}: split {split!r} holds none of its {size} {unit}; give it a larger share or more text")
     identity = fingerprint("text 3", sha, config.document, config.share_of, first, last, config.invalid)
     if config.document == "line":
-        read_from = functools.partial(_read_lines, lines_of, range(first, last))
-        read_all = functools.partial(read_from, number=0)
-        return SeekableSplit(split, identity, read_all, last - first, read_from=read_from)
+        read_lines_of = functools.partial(_read_lines, lines_of, range(first, last))
+        return Split(split, identity, read_lines_of, last - first, seekable=True)
 
     def read(counts: Counter[str]) -> Iterator[Pair]:
         if config.share_of == "characters":
@@ -55,7 +54,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
 
 
 def _read_lines(
-    lines_of: Callable[..., Iterator[str]], share: range, counts: Counter[str], number: int
+    lines_of: Callable[..., Iterator[str]], share: range, counts: Counter[str], number: int = 0
 ) -> Iterator[Pair]:
     return (Pair("", line) for line in lines_of(counts, share.start + number, share.stop))
 

@@ -1,13 +1,12 @@
 """Labelled images as a source: arrays with labels, or files in folders; `image_files` reads them."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.image_files import SUFFIXES, load_array, open_array
-from jformer.data.sources.split import Pair, Split, find, find_folder, fingerprint
+from jformer.data.sources.split import Pair, Split, find, find_folder, fingerprint, listed
 from jformer.data.text import read_lines
 from jformer.errors import UserError
 
@@ -34,12 +33,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     else:
         pairs = _folder_pairs(folder, met)
         digests = [digest(Path(pair.source))[0] for pair in pairs]
-
-    def read(counts: Counter[str]) -> Iterator[Pair]:
-        counts.update(met)
-        return iter(pairs)
-
-    return Split(split, fingerprint("images 1", digests, [pair.target for pair in pairs]), read, size=len(pairs))
+    return listed(split, fingerprint("images 1", digests, [pair.target for pair in pairs]), pairs, met)
 
 
 def _array_pairs(array: Path, config: SourceConfig, split: str, counts: Counter[str]) -> list[Pair]:

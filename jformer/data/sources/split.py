@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -40,10 +40,6 @@ class Pair(NamedTuple):
         return tuple(text for text in (self.target, *self.others) if text.strip()) or (self.target,)
 
 
-ReadFrom = Callable[[Counter[str], int], Iterator[Pair]]
-"""(counts, the number of a pair) → the pairs from that one on, without those before being read."""
-
-
 @dataclass(frozen=True)
 class Split:
     """One named part of a corpus, ready to be read any number of times.
@@ -51,24 +47,31 @@ class Split:
     `fingerprint` is a SHA-256 over all that the pairs depend on. Each call of `read` yields every pair in order, counts
     changes and findings by reason, and raises UserError at the first invalid text. `size` is the number of pairs, 0 if
     not known in advance.
+
+    Several processes can read parts of a `seekable` split: its size is known, and `read`, which can be pickled, takes
+    the number of the pair to begin at, and reads none before it.
     """
 
     name: str
     fingerprint: str
-    read: Callable[[Counter[str]], Iterator[Pair]]
+    read: Callable[..., Iterator[Pair]]  # (counts), or of a seekable split (counts, first=0)
     size: int = 0
-
-
-@dataclass(frozen=True)
-class SeekableSplit(Split):
-    """A split of known size whose parts several processes can read: `read_from` is a function of a module."""
-
-    read_from: ReadFrom = field(kw_only=True)
+    seekable: bool = False
 
 
 def fingerprint(*parts: object) -> str:
     """Return the SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def listed(name: str, identity: str, pairs: Sequence[Pair], found: Counter[str]) -> Split:
+    """Return a split of pairs that are in memory; `found` counts what was found when they were read."""
+
+    def read(counts: Counter[str]) -> Iterator[Pair]:
+        counts.update(found)
+        return iter(pairs)
+
+    return Split(name, identity, read, len(pairs))
 
 
 def find_shards(folder: str, split: str, suffixes: list[tuple[str, ...]]) -> list[tuple[Path, ...]]:

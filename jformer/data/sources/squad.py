@@ -35,9 +35,9 @@ def _read(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
     with open_bytes(path) as stream:
         content = stream.read()
     try:
-        articles = _list(parse_json(decode(content, invalid)), "data", "the file")
+        articles = _value(parse_json(decode(content, invalid)), "data", list, "the file")
         for i, article in enumerate(articles):
-            for j, paragraph in enumerate(_list(article, "paragraphs", f"data[{i}]")):
+            for j, paragraph in enumerate(_value(article, "paragraphs", list, f"data[{i}]")):
                 yield from _of_paragraph(paragraph, f"data[{i}].paragraphs[{j}]", invalid, counts)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
@@ -45,19 +45,16 @@ def _read(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
 
 def _of_paragraph(paragraph: Any, where: str, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
     context = _text(_value(paragraph, "context", str, where), invalid, counts, where)
-    for number, asked in enumerate(_list(paragraph, "qas", where)):
+    for number, asked in enumerate(_value(paragraph, "qas", list, where)):
         name = asked.get("id") if isinstance(asked, dict) else None
         at = f"question {name!r}" if isinstance(name, str) else f"{where}.qas[{number}]"
         _value(asked, "id", str, at)
         question = _text(_value(asked, "question", str, at), invalid, counts, at)
-        answers = [] if asked.get("is_impossible", False) else _list(asked, "answers", at)
+        answers = [] if asked.get("is_impossible", False) else _value(asked, "answers", list, at)
         found = [_answer(each, context, at, invalid, counts) for each in answers]
-        source = f"{question}\t{context}"
-        if found:
-            (target, start), others = found[0], tuple(text for text, _ in found[1:])
-            yield Pair(source=source, target=target, group=ANSWERABLE, others=others, start=start)
-        else:
-            yield Pair(source, "", UNANSWERABLE)
+        target, *others = [text for text, _ in found] or [""]
+        start, group = (found[0][1], ANSWERABLE) if found else (None, UNANSWERABLE)
+        yield Pair(f"{question}\t{context}", target, group, tuple(others), start)
 
 
 def _answer(answer: Any, context: str, at: str, invalid: str, counts: Counter[str]) -> tuple[str, int]:
@@ -83,11 +80,6 @@ def _text(text: str, invalid: str, counts: Counter[str], at: str) -> str:
     if "\t" in admitted:
         counts[TABS_REPLACED] += 1
     return admitted.replace("\t", " ")
-
-
-def _list(record: Any, key: str, where: str) -> list[Any]:
-    found: list[Any] = _value(record, key, list, where)
-    return found
 
 
 def _value(record: Any, key: str, kind: type, where: str) -> Any:

@@ -32,7 +32,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     """
     paths = [path for (path,) in find_shards(config.dir, split, [(".parquet",), (".arrow",)])]
     names = (config.source_language, config.target_language)
-    shards = [Shard((path,), sum(len(batch) for batch in _batches(path, names)), ()) for path in paths]
+    shards = [Shard((path,), sum(map(len, _batches(path, names, decoded=False))), ()) for path in paths]
     identity = fingerprint("tables 1", [digest(path).sha256 for path in paths], names, config.invalid)
     return split_of(split, identity, shards, functools.partial(_read, names, config.invalid))
 
@@ -53,15 +53,15 @@ def _read(names: tuple[str, str], invalid: str, shard: Shard, counts: Counter[st
         row += len(batch)
 
 
-def _batches(path: Path, names: tuple[str, str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, with the columns that are needed."""
+def _batches(path: Path, names: tuple[str, str], decoded: bool = True) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, with the columns that are needed, or for Parquet without them, to count rows."""
     try:
         with path.open("rb") as file:
             whole = pyarrow.parquet.ParquetFile(file) if path.suffix == ".parquet" else pa.ipc.open_stream(file)
             schema = whole.schema_arrow if path.suffix == ".parquet" else whole.schema
             for name in filter(None, names):
                 _column(schema, name, path)
-            columns = [name for name in (*names, "translation") if name in schema.names]
+            columns = [name for name in (*names, "translation") if decoded and name in schema.names]
             yield from whole.iter_batches(ROWS, columns=columns) if path.suffix == ".parquet" else whole
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a whole {path.suffix} file ({error}); fetch it again") from error

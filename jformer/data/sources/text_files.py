@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
-from jformer.data.sources.split import Pair, SeekableSplit, Split, find_shards, fingerprint, of_shards
+from jformer.data.sources.split import Pair, Split, find_shards, fingerprint, of_shards
 from jformer.data.text import admit, is_jsonl, packed_forms, read_lines, read_objects, unpacked_name
 from jformer.data.tokenizers.numbers import is_number
 from jformer.errors import UserError
@@ -60,14 +60,13 @@ def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]
     return shards, digests
 
 
-def split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> SeekableSplit:
+def split_of(name: str, identity: str, shards: Sequence[Shard], read: Read, seekable: bool = True) -> Split:
     """Return the split that the pairs of all shards are."""
-    read_from = functools.partial(_read_shards, shards, read)
-    size, read_all = sum(each.lines for each in shards), functools.partial(read_from, first=0)
-    return SeekableSplit(name, identity, read_all, size, read_from=read_from)
+    size = sum(each.lines for each in shards)
+    return Split(name, identity, functools.partial(_read_shards, shards, read), size, seekable)
 
 
-def _read_shards(shards: Sequence[Shard], read: Read, counts: Counter[str], first: int) -> Iterator[Pair]:
+def _read_shards(shards: Sequence[Shard], read: Read, counts: Counter[str], first: int = 0) -> Iterator[Pair]:
     for shard in shards:
         if first < shard.lines:
             yield from read(shard, counts, first)
@@ -131,8 +130,8 @@ def open_labelled(config: SourceConfig, split: str) -> Split:
     languages = (config.source_language, config.target_language)
     shards, digests = _checked(find_shards(config.dir, split, TABLES))
     identity = fingerprint("labelled 2", *digests, languages, config.invalid)
-    pairs = split_of(split, identity, shards, functools.partial(_read_labelled, languages, config))
-    return Split(pairs.name, pairs.fingerprint, pairs.read, pairs.size)  # a line is compared with the first of all
+    read = functools.partial(_read_labelled, languages, config)
+    return split_of(split, identity, shards, read, seekable=False)  # a line is compared with the first of all
 
 
 def _read_labelled(

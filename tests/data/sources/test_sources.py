@@ -121,7 +121,7 @@ def test_shards_of_any_form_are_one_split_that_is_read_from_any_pair(tmp_path, s
             (tmp_path / f"train-{number:05}-of-00003.{language}{suffix}").write_bytes(PACK[suffix](content))
     split = open_split(files(tmp_path), "train-*")
     assert (read(split)[0], split.size) == (pairs, 60)
-    assert [list(split.read_from(Counter(), first)) for first in (0, 19, 20, 55, 60)] == [
+    assert [list(split.read(Counter(), first)) for first in (0, 19, 20, 55, 60)] == [
         pairs[first:] for first in (0, 19, 20, 55, 60)
     ]
     first = open_split(files(tmp_path), "train-00000-of-00003")

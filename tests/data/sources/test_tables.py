@@ -37,7 +37,7 @@ def test_shards_of_tables_are_read_from_any_row(tmp_path, suffix, columns):
     assert (list(split.read(counts)), split.size) == (PAIRS, 2_500)
     assert counts == {"texts with unusual line separators, kept": 2_500}
     for first in (1, 699, 1_999, 2_000, 2_499):
-        assert list(split.read_from(Counter(), first)) == PAIRS[first:]
+        assert list(split.read(Counter(), first)) == PAIRS[first:]
     whole = (tmp_path / f"train-00001-of-00002.{suffix}").read_bytes()
     (tmp_path / f"train-00001-of-00002.{suffix}").write_bytes(whole[:-900])
     with pytest.raises(UserError, match=r"train-00001-of-00002.*: not a whole"):
