@@ -5,7 +5,7 @@ Every room may raise a UserError; only commands catch it.
 
 import dataclasses
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 DONE = 0  # exit codes: success
@@ -52,6 +52,12 @@ def check_choice(key: str, value: str, choices: Collection[str], otherwise: str 
     close = begins or difflib.get_close_matches(text, choices, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close and text else ""
     raise UserError(f"{key}={value!r}; choose one of: {', '.join(choices)}{otherwise}{hint}")
+
+
+def check_choices(section: str, values: object, choices: Mapping[str, Collection[str]]) -> None:
+    """Raise UserError for the first of a section's keys whose value is none of its choices."""
+    for key, allowed in choices.items():
+        check_choice(f"{section}.{key}", getattr(values, key), allowed)
 
 
 def check_least(section: str, values: object, keys: tuple[str, ...], least: float) -> None:

@@ -2,9 +2,10 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 from jformer.data.text import INVALID
-from jformer.errors import UserError, check_choice, check_least
+from jformer.errors import UserError, check_choice, check_choices, check_least, check_range
 from jformer.plugins import check_part
 
 SOURCES = {
@@ -21,13 +22,22 @@ SOURCES = {
 }
 RESERVED = ("schema", "run", "earlier", "digest")  # keys of results.json that are not test sets
 TOKENIZERS = ("word", "char", "byte", "bpe", "unigram", "image")
-DOCUMENTS = ("line", "paragraph", "file")
-SHARES = ("lines", "characters")
-LABELS = ("one", "several", "number")
-PIECE_STARTS = ("bos", "previous")
-NOISES = ("t5", "bart")
+SOURCE_CHOICES = {
+    "document": ("line", "paragraph", "file"),
+    "share_of": ("lines", "characters"),
+    "labels": ("one", "several", "number"),
+    "invalid": INVALID,
+}
+CHOICES = {
+    "batching": ("buckets", "packed"),
+    "overlong": ("drop", "cut", "split"),
+    "piece_start": ("bos", "previous"),
+    "noise": ("t5", "bart"),
+    "label_weights": ("none", "balanced"),
+    "normalization": ("identity", "nfkc"),
+    "language_symbols": ("", "source", "target"),
+}
 AUGMENTS = ("flip", "crop", "color", "randaugment")
-LANGUAGE_SYMBOLS = ("", "source", "target")
 CLEANING = r"characters=\d+-\d+|ratio=\d+(\.\d+)?|(source|target)_script=\w+(\+\w+)*|identical|control|duplicates"
 ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
 
@@ -65,6 +75,23 @@ class SourceConfig:
     # Passes over this corpus in one epoch. 2.0 = each pair twice; 0.5 = each in one of two epochs, 0.05 in one of 20: a
     # random share an epoch, and after 20 all were drawn equally often.
     weight: float = 1.0
+
+    def check_source(self, name: str) -> None:
+        """Raise UserError for the first option of this corpus, whose section has this name, that cannot work."""
+        check_part(f"{name}.source", self.source, SOURCES)
+        check_choices(name, self, SOURCE_CHOICES)
+        if self.share_of == "characters" and self.document != "file":
+            kind = f"{name}.document='file', not {self.document!r}"
+            raise UserError(f"{name}.share_of='characters' may cut a line: it needs {kind}")
+        for rule in self.clean:
+            if not re.fullmatch(CLEANING, rule):
+                raise UserError(
+                    f"{name}.clean: {rule!r} is none of 'characters=1-500', 'ratio=3', 'source_script=LATIN', "
+                    "'target_script=CJK+HIRAGANA', 'identical', 'control' and 'duplicates'"
+                )
+        check_least(name, self, ("num_pairs",), 1)
+        if not 0 < self.weight <= 100:
+            raise UserError(f"{name}.weight={self.weight} must be above 0 and at most 100 passes an epoch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,38 +215,22 @@ class DataConfig(SourceConfig):
     def check(self) -> None:
         """Raise UserError for the first option that cannot work."""
         check_part("data.tokenizer", self.tokenizer, TOKENIZERS)
-        check_choice("data.batching", self.batching, ("buckets", "packed"))
-        check_choice("data.overlong", self.overlong, ("drop", "cut", "split"))
-        check_choice("data.piece_start", self.piece_start, PIECE_STARTS)
-        check_choice("data.noise", self.noise, NOISES)
-        check_choice("data.label_weights", self.label_weights, ("none", "balanced"))
-        if self.label_weights != "none" and self.labels != "one":
-            raise UserError(
-                f"data.label_weights={self.label_weights!r} needs one label per example, not "
-                f"data.labels={self.labels!r}: use 'none'"
-            )
+        check_choices("data", self, CHOICES)
+        one_label = f" needs one label per example, not data.labels={self.labels!r}"
+        self._check_unset(self.labels != "one", ("label_weights",), one_label)
         if not 0 < self.noise_density < 1:
             raise UserError(f"data.noise_density={self.noise_density} must be above 0 and below 1")
-        if not self.mean_span >= 1:
-            raise UserError(f"data.mean_span={self.mean_span} must be at least 1 token")
-        if not 0 <= self.bpe_dropout < 1:
-            raise UserError(f"data.bpe_dropout={self.bpe_dropout} must be from 0 to below 1")
-        if self.bpe_dropout and self.tokenizer != "bpe":
-            raise UserError(f"data.bpe_dropout needs tokenizer='bpe', not {self.tokenizer!r}: set it to 0")
-        if self.segmentations != DataConfig.segmentations and not self.bpe_dropout:
-            raise UserError(f"data.segmentations={self.segmentations} needs data.bpe_dropout, which is 0: leave it out")
-        check_choice("data.normalization", self.normalization, ("identity", "nfkc"))
+        check_range("data", self, ("bpe_dropout",), 0, 1)
         self._check_subwords()
-        check_choice("data.language_symbols", self.language_symbols, LANGUAGE_SYMBOLS)
         for key in ("mixture_temperature", "vocab_temperature"):
             if not 1 <= getattr(self, key) <= 100:
                 raise UserError(f"data.{key}={getattr(self, key)} must be from 1 (as much as there is) to 100")
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
-        check_least(
-            "data", self, ("vocab_size", "packed_length", "tokens_per_update", "doc_stride", "segmentations"), 1
-        )
         check_least("data", self, ("row_multiple", "length_multiple", "image_size"), 0)
+        counts = ("vocab_size", "packed_length", "tokens_per_update", "doc_stride", "segmentations", "mean_span")
+        check_least("data", self, counts, 1)
+        check_least("data", self, ("max_source_length", "max_target_length"), 2)  # a token and the end symbol
         if self.batching == "packed" and self.packed_length % self.lengths_divide_by():
             raise UserError(
                 f"data.length_multiple={self.length_multiple} must divide data.packed_length={self.packed_length}, as "
@@ -227,38 +238,18 @@ class DataConfig(SourceConfig):
             )
         for name in self.augment:
             check_choice("data.augment", name, AUGMENTS)
-        for key in ("max_source_length", "max_target_length"):
-            if getattr(self, key) < 2:
-                raise UserError(f"data.{key}={getattr(self, key)} must be at least 2: a token and the end symbol")
-        tests = [entry for part in self.parts() for entry in part.test]
+        tests = tuple(entry for part in self.parts() for entry in part.test)
         if len(self.test_splits()) < len(tests):
-            raise UserError(f"data.test={tuple(tests)} names a key twice: give each set its own, as in 'key=split'")
+            raise UserError(f"data.test={tests} names a key twice: give each set its own, as in 'key=split'")
         for key in self.test_splits():
             if not re.fullmatch(r"[\w.-]+", key) or key in RESERVED:
-                raise UserError(f"data.test={tuple(tests)}: {key!r} cannot be a key; name the set, as in 'name={key}'")
+                raise UserError(f"data.test={tests}: {key!r} cannot be a key; name the set, as in 'name={key}'")
         for name, part in [("data", self), *((f"data.mixture[{i}]", part) for i, part in enumerate(self.mixture))]:
-            check_part(f"{name}.source", part.source, SOURCES)
-            check_choice(f"{name}.document", part.document, DOCUMENTS)
-            check_choice(f"{name}.share_of", part.share_of, SHARES)
-            if part.share_of == "characters" and part.document != "file":
-                kind = f"{name}.document='file', not {part.document!r}"
-                raise UserError(f"{name}.share_of='characters' may cut a line: it needs {kind}")
-            check_choice(f"{name}.invalid", part.invalid, INVALID)
-            for rule in part.clean:
-                if not re.fullmatch(CLEANING, rule):
-                    raise UserError(
-                        f"{name}.clean: {rule!r} is none of 'characters=1-500', 'ratio=3', 'source_script=LATIN', "
-                        "'target_script=CJK+HIRAGANA', 'identical', 'control' and 'duplicates'"
-                    )
-            check_choice(f"{name}.labels", part.labels, LABELS)
+            part.check_source(name)
             if part.labels != self.labels:
                 raise UserError(f"{name}.labels={part.labels!r} but data.labels={self.labels!r}: make them alike")
             if not part.train and (part is self or not (part.valid or part.test)):
                 raise UserError(f"{name}.train='': name a split to train on, or in data.mixture one to score")
-            if part.num_pairs < 1:
-                raise UserError(f"{name}.num_pairs={part.num_pairs} must be at least 1")
-            if not 0 < part.weight <= 100:
-                raise UserError(f"{name}.weight={part.weight} must be above 0 and at most 100 passes an epoch")
 
     def _check_subwords(self) -> None:
         """Raise UserError for options of subwords that cannot work, or that another tokenizer does not read."""
@@ -267,11 +258,18 @@ class DataConfig(SourceConfig):
         for symbol in self.symbols:
             if not symbol or re.search(r"[\s▁]", symbol) or re.fullmatch("<(pad|s|/s|unk)>|__.*__", symbol):
                 raise UserError(f"data.symbols: {symbol!r} is empty, has a space or is one of ours: name another")
+        ours = self.tokenizer in ("bpe", "unigram")
         learned = ("character_coverage", "byte_fallback", "split_digits", "normalization")
-        for key in ("vocabulary", "symbols", *learned[:2]):
-            if getattr(self, key) != getattr(DataConfig, key) and self.tokenizer not in ("bpe", "unigram"):
-                kind = f"data.tokenizer='bpe' or 'unigram', not {self.tokenizer!r}"
-                raise UserError(f"data.{key}={getattr(self, key)!r} needs {kind}: leave it out")
-        for key in learned if self.vocabulary else ():
-            if getattr(self, key) != getattr(DataConfig, key):
-                raise UserError(f"data.{key}={getattr(self, key)!r}: data.vocabulary is learned already; leave it out")
+        kind = f"data.tokenizer='bpe' or 'unigram', not {self.tokenizer!r}"
+        self._check_unset(not ours, ("vocabulary", "symbols", *learned[:2]), f" needs {kind}")
+        self._check_unset(
+            self.tokenizer != "bpe", ("bpe_dropout",), f" needs data.tokenizer='bpe', not {self.tokenizer!r}"
+        )
+        self._check_unset(not self.bpe_dropout, ("segmentations",), " needs data.bpe_dropout, which is 0")
+        self._check_unset(self.vocabulary != "", learned, ": data.vocabulary is learned already")
+
+    def _check_unset(self, needed: bool, keys: Sequence[str], why: str) -> None:
+        """Raise UserError for the first of some options that is set although the default is `needed`."""
+        for key in keys:
+            if needed and getattr(self, key) != getattr(DataConfig, key):
+                raise UserError(f"data.{key}={getattr(self, key)!r}{why}: leave it out")

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jformer.errors import UserError, check_choice, check_least
+from jformer.errors import UserError, check_choices, check_least
 
 CHOICES = {"pooling": ("first", "last", "final", "mean", "none"), "pooler_activation": ("tanh", "relu")}
 
@@ -26,8 +26,7 @@ class HeadConfig:
 
     def check(self, family: str) -> None:
         """Raise UserError for the first option that no head can be built from, or that none would read."""
-        for key, choices in CHOICES.items():
-            check_choice(f"model.head.{key}", getattr(self, key), choices)
+        check_choices("model.head", self, CHOICES)
         check_least("model.head", self, ("num_classes", "num_segments"), 0)
         pooling = self.pooling if self.vectors else HeadConfig.pooling
         read = HeadConfig(bias=self.bias, vectors=self.vectors, pooling=pooling)

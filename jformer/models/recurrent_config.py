@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jformer.errors import UserError, check_choice, refuse_unknown
+from jformer.errors import UserError, check_choices, refuse_unknown
 
 CHOICES = {
     "cell": ("", "rnn", "lstm", "gru"),
@@ -33,8 +33,7 @@ class RecurrentConfig:
 
     def check(self, model: Any) -> None:
         """Raise UserError for the first option that no recurrent model can be built from, or that none would read."""
-        for key, choices in CHOICES.items():
-            check_choice(f"model.recurrent.{key}", getattr(self, key), choices)
+        check_choices("model.recurrent", self, CHOICES)
         for key in ("embedding_size", "readout_size"):
             if getattr(self, key) < 0:
                 raise UserError(f"model.recurrent.{key}={getattr(self, key)} must be 0 (d_model) or more")

@@ -125,7 +125,7 @@ def _one_label(target: Tokenizer, data: DataConfig) -> Labels:
     return one_label(balanced(cast(LabelTokenizer, target)) if data.label_weights == "balanced" else None)
 
 
-KINDS: Mapping[str, LabelKind] = {  # the keys are those of LABELS in data/data_config.py
+KINDS: Mapping[str, LabelKind] = {  # the keys are data.labels
     "one": LabelKind(
         answer="label", vocabulary="label", length=1, arrays=_one_label, loss=token_loss, score=_score_one
     ),

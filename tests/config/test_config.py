@@ -16,7 +16,7 @@ from jformer.config.config_files import override, run_config_file
 from jformer.config.options import Config
 from jformer.config.presets import PRESETS
 from jformer.data import tokenizers
-from jformer.data.data_config import NOISES, TOKENIZERS, DataConfig, SourceConfig
+from jformer.data.data_config import CHOICES, TOKENIZERS, DataConfig, SourceConfig
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError, check_choice, check_least, check_range
 from jformer.models.head_config import HeadConfig
@@ -402,7 +402,7 @@ def test_their_neighbours_that_work_are_accepted(changes):
 def test_configs_offer_what_the_data_room_has():
     of_tasks = {"label", "labels", "number", "tag"}  # not to be chosen
     assert {*TOKENIZERS, *of_tasks} == set(tokenizers.TOKENIZERS)
-    assert set(NOISES) == set(MAKE_NOISE)
+    assert set(CHOICES["noise"]) == set(MAKE_NOISE)
     assert set(options.TASKS) == set(TASKS)
 
 

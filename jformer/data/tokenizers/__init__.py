@@ -185,24 +185,19 @@ def load(directory: Path, name: str) -> Tokenizer:
 
 
 def _from_json(kind: str, **stored: Any) -> Tokenizer:
-    match kind:
-        case "byte":
-            return ByteTokenizer(**stored)
-        case "image":
-            return ImageTokenizer(**stored)
-        case "label" | "labels" | "tag":
-            return LabelTokenizer(kind, **stored)
-        case "number":
-            return NumberTokenizer(**stored)
-        case "fast":
-            return FastTokenizer(**stored)
-        case "pieces":
-            return PiecesTokenizer(**stored)
     if is_own(kind):
         return plugins.find("data.tokenizer", kind, {})(**stored)
-    return ListTokenizer(kind, **stored)
+    return (STORED[kind] if kind in STORED else functools.partial(ListTokenizer, kind))(**stored)
 
 
+STORED: dict[str, Callable[..., Tokenizer]] = {  # of the other fields of a JSON file; further kinds are lists
+    "byte": ByteTokenizer,
+    "fast": FastTokenizer,
+    "image": ImageTokenizer,
+    "number": NumberTokenizer,
+    "pieces": PiecesTokenizer,
+    **{kind: functools.partial(LabelTokenizer, kind) for kind in ("label", "labels", "tag")},
+}
 TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {  # of the arguments of `learn` behind the kind
     "word": lambda lines, size, norm, _: learn_list("word", lines, norm, size - NUM_SYMBOLS),
     "char": lambda lines, _size, norm, _: learn_list("char", lines, norm, None),

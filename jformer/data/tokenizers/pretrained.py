@@ -236,17 +236,8 @@ def read_symbols(stored: Mapping[str, object]) -> Symbols:
 
 def clean_up(text: str) -> str:
     """Take the space before English marks and clitics away, as their BERT does when it decodes."""
-    for mark in (".", "?", "!", ","):
-        text = text.replace(f" {mark}", mark)
-    for apart, together in (
-        (" ' ", "'"),
-        (" n't", "n't"),
-        (" 'm", "'m"),
-        (" 's", "'s"),
-        (" 've", "'ve"),
-        (" 're", "'re"),
-    ):
-        text = text.replace(apart, together)
+    for apart in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(apart, apart.strip())
     return text
 
 
