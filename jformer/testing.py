@@ -88,7 +88,7 @@ def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family
         family: the model family to train.
     """
     task = make(config, label_smoothing=0.0, scores=(), tokenize="13a", lowercase=False)
-    split = Split("train", fingerprint(list(pairs)), lambda counts: iter(pairs), len(pairs))
+    split = Split("train", fingerprint(list(pairs)), lambda counts: iter(pairs), size=len(pairs))
     with TemporaryDirectory() as folder:
         tokenizers = learn_tokenizers(epath.Path(folder) / "tokenizer", config, [split], task.vocabularies)
         corpus = open_corpus(split, task.encoder(*tokenizers), folder)

@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
-from jformer.data.noise import MASK, SENTINEL
 from jformer.data.sources.split import Pair
 from jformer.data.spans import END, START
 from jformer.data.tokenizers import NUM_SYMBOLS
@@ -32,6 +31,7 @@ from jformer.parallel.backend import Target, target
 from jformer.parallel.sharding import over_rows
 from jformer.tasks.crf import allowed_states, pair_shares
 from jformer.tasks.losses import span_log_probs
+from jformer.tasks.noise import MASK, SENTINEL
 from jformer.tasks.task import CLASSES, MASKS
 
 Scorer = Callable[[Sequence[PyTree], Mapping[str, np.ndarray]], dict[str, Array]]

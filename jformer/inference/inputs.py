@@ -15,7 +15,7 @@ from jaxtyping import Bool
 
 from jformer.data.corpus import ExampleEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig, Languages
-from jformer.data.features import Rows, refuse_foreign_ids
+from jformer.data.features import Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.text import BREAKS
@@ -26,7 +26,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
 from jformer.inference.one_pass import HEADS, tagged_pair
 from jformer.models import ModelConfig
-from jformer.tasks.batch_arrays import id_limits
+from jformer.tasks.batch_arrays import id_limits, refuse_foreign_ids
 from jformer.tasks.task import VECTOR
 
 if TYPE_CHECKING:

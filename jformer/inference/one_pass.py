@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.data.aligned import WORDS_CUT, encode_chunks
 from jformer.data.corpus import ExampleEncoder
-from jformer.data.noise import mask_of
 from jformer.data.sources.split import Pair
 from jformer.data.spans import MAY_START, START, SpanEncoder, Windows, fault_of, is_blank
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
@@ -28,6 +27,7 @@ from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Output, Piece,
 from jformer.models.batch import Batch
 from jformer.tasks.crf import Tags, best_tags
 from jformer.tasks.losses import normalized, span_log_probs
+from jformer.tasks.noise import mask_of
 from jformer.tasks.task import MASKS, VECTOR
 
 

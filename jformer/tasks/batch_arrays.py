@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jformer.data.features import refuse_foreign_ids
+from jformer.data.features import Arrays
 from jformer.data.plan import Shape
 from jformer.data.tokenizers.symbols import BOS, PAD
 from jformer.errors import UserError
@@ -118,6 +118,21 @@ def id_limits(model: ModelConfig) -> dict[str, int]:
     limits = {"source": model.vocab_size, "target_in": target, "prompt": target}
     limits |= {} if model.head.num_classes else {"target_out": target}
     return {name: limit for name, limit in limits.items() if limit}  # a model of images may have no vocabulary
+
+
+def refuse_foreign_ids(arrays: Arrays, sizes: dict[str, int], where: str) -> None:
+    """Raise UserError for an id outside the vocabulary of its array; `sizes` maps array to vocabulary size.
+
+    A device would silently clamp it to the nearest valid id.
+    """
+    for name, size in sizes.items():
+        ids = arrays.get(name)
+        if ids is not None and ids.size and (ids.min() < 0 or ids.max() >= size):
+            bad = int(ids[(ids < 0) | (ids >= size)][0])
+            raise UserError(
+                f"{where}: {name} holds the token id {bad}, the model's vocabulary the ids 0 to {size - 1}: "
+                "delete data.cache_dir and restore the run's tokenizer"
+            )
 
 
 def place_batch(

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from jformer.data import features
-from jformer.data.corpus import PairEncoder, Side
+from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import Features
+from jformer.data.features import OURS, Arrays, Features, Rows, images_of, target_arrays, without_noise
+from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers import ImageTokenizer, Tokenizer
+from jformer.data.tokenizers import ImageTokenizer, Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.plugins import is_own
@@ -43,7 +43,7 @@ def caption(
         )
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:
-        return features.captioned_images(*_image(source).shape, target.symbols)
+        return captioned_images(*_image(source).shape, target.symbols)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         found = score_texts(outputs, examples, sums, tokenize=tokenize, lowercase=lowercase, names=scores)
@@ -67,3 +67,13 @@ def caption(
 def _image(tokenizer: Tokenizer) -> ImageTokenizer:
     assert isinstance(tokenizer, ImageTokenizer)  # it was learned as the vocabularies say
     return tokenizer
+
+
+def captioned_images(height: int, width: int, channels: int, symbols: Symbols = OURS) -> Features:
+    """Return image u8 [b height width channels] and target [b t]; an image and its caption have a row of their own."""
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        image = images_of(source, rows, (shape.rows, height, width, channels))
+        return {"image": image, **target_arrays(target, rows, shape, symbols.bos)}
+
+    return without_noise(given, lambda source, target: (source // channels, target))

@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from jformer.data import features
-from jformer.data.corpus import PairEncoder, Side
+from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import Features, Labels
-from jformer.data.labels import balanced, one_label, one_number, several_labels
+from jformer.data.features import OURS, Arrays, Features, Rows
+from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, Tokenizer
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, Symbols, Tokenizer
 from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
 from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
@@ -30,6 +31,8 @@ from jformer.tasks.sums import Sums
 from jformer.tasks.task import Task, TaskLoss, refuse, token_loss, token_scores
 
 MOST_LABELS = 1_000  # of an example
+Labels = Callable[[Rows, Tokens, Shape], Arrays]
+"""(the place of each example, labels as ids, the shape) → target_out and weights."""
 
 
 class LabelKind(NamedTuple):
@@ -61,8 +64,8 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:
         labels = kind.arrays(target, data)
         if isinstance(source, ImageTokenizer):
-            return features.labelled_images(*source.shape, labels)
-        return features.labelled_texts(labels, source.symbols)
+            return labelled_images(*source.shape, labels)
+        return labelled_texts(labels, source.symbols)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         normalize = NORMALIZATIONS[data.normalization]  # the tokenizer of labels, and so the answers, are normalized
@@ -80,6 +83,67 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         loss=kind.loss(label_smoothing),
         score=score,
     )
+
+
+def labelled_texts(labels: Labels, symbols: Symbols = OURS) -> Features:
+    """Return source [b s] with source_types (0 first text, 1 second), and what `labels` makes of the other side."""
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        return {**features.typed_source(source, rows, shape, symbols.eos), **labels(rows, target, shape)}
+
+    return features.without_noise(given, lambda source, target: (source, np.ones_like(target)))
+
+
+def labelled_images(height: int, width: int, channels: int, labels: Labels) -> Features:
+    """Return image u8 [b height width channels] and what `labels` makes of the other side; a pixel is a position."""
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        image = features.images_of(source, rows, (shape.rows, height, width, channels))
+        return {"image": image, **labels(rows, target, shape)}
+
+    return features.without_noise(given, lambda source, target: (source // channels, np.ones_like(target)))
+
+
+def one_label(weights: np.ndarray | None = None) -> Labels:
+    """Return classes 0, 1, … [b 1], one a row, weighted by `weights` [v] (default 1)."""
+
+    def arrays(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
+        filled = features.fill_rows(labels, rows, shape, 1)
+        real = filled["segments"] > 0
+        classes = np.where(real, filled["tokens"] - NUM_SYMBOLS, 0)
+        each = real.astype(np.float32) if weights is None else np.where(real, weights[classes], 0).astype(np.float32)
+        return {"target_out": classes, "weights": each}
+
+    return arrays
+
+
+def several_labels(count: int) -> Labels:
+    """Return for each of `count` labels whether a row has it (1) or not (0) [b v]; all weigh 1."""
+
+    def arrays(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
+        found = np.zeros((shape.rows, count), np.int32)
+        each = features.chosen(labels, rows)
+        found[np.repeat(rows.rows, each.lengths), each.values.astype(int) - NUM_SYMBOLS] = 1
+        weights = np.zeros((shape.rows, count), np.float32)
+        weights[rows.rows] = 1
+        return {"target_out": found, "weights": weights}
+
+    return arrays
+
+
+def one_number(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
+    """Return the bits of a float32 as i32 [b 1], because target_out holds integers in every batch."""
+    filled = features.fill_rows(labels, rows, shape, 1)
+    return {"target_out": filled["tokens"], "weights": (filled["segments"] > 0).astype(np.float32)}
+
+
+def balanced(labels: LabelTokenizer) -> np.ndarray:
+    """Return the weight [v] of each label's examples, so that all labels weigh alike: n / (v · examples of the label).
+
+    Their mean over the training text is 1 (King and Zeng 2001, section 3.2, with every label equally frequent).
+    """
+    counts = np.array(labels.counts, np.float64)
+    return (counts.sum() / (len(counts) * counts)).astype(np.float32)
 
 
 def several_loss(label_smoothing: float) -> TaskLoss:

@@ -1,22 +1,23 @@
 """Denoising: restore the missing spans of a text (T5) or the whole text (BART)."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from jformer.data import features
-from jformer.data.corpus import PairEncoder, Side
+from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import Features
-from jformer.data.noise import span_counts
+from jformer.data.features import OURS, Arrays, Features, Lengths, Noise, Rows
+from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.tasks.metrics import Scores
+from jformer.tasks.noise import corrupt_spans, infill, span_counts, span_lengths
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
-
-NOISES = {"t5": features.corrupted_spans, "bart": features.infilled}
 
 
 def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
@@ -48,3 +49,30 @@ def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         loss=token_loss(label_smoothing),
         score=score,
     )
+
+
+def corrupted_spans(density: float, mean_span: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
+    """Return source and target of T5's denoising: the target spells out what sentinels replace in the source."""
+    options: dict[str, Any] = {"density": density, "mean_span": mean_span}
+    noise = functools.partial(corrupt_spans, **options, vocab_size=vocab_size, symbols=symbols)
+    return _denoise(noise, functools.partial(span_lengths, **options), symbols)
+
+
+def infilled(density: float, mean_span: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
+    """Return source and target of BART's denoising: the target is the text, some spans of which the source masks."""
+    options: dict[str, Any] = {"density": density, "mean_span": mean_span, "vocab_size": vocab_size}
+    return _denoise(functools.partial(infill, **options, symbols=symbols), lambda n: (n + 1, n + 1), symbols)
+
+
+def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: Symbols) -> Features:
+    """Return features that make both sides from the text of the target side."""
+
+    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+        sources, targets, inner = features.noised(target, rows, noise, seed)
+        read = features.source_arrays(sources, inner, shape)
+        return {**read, **features.target_arrays(targets, inner, shape, symbols.bos)}
+
+    return Features(lambda source, target: lengths(target), arrays, features.sequence_to_sequence(symbols).given)
+
+
+NOISES = {"t5": corrupted_spans, "bart": infilled}

@@ -7,14 +7,16 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jaxtyping import Array, Float
 
 from jformer.data import features
-from jformer.data.corpus import PairEncoder, Side
+from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import Features
+from jformer.data.features import OURS, Arrays, Features, Lengths, Rows
+from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models.batch import Batch
@@ -58,7 +60,7 @@ def embed(
         return PairEncoder(first, second, data.overlong)
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:
-        return features.paired_texts("target" if family == "decoder" else "source", source.symbols)
+        return paired_texts("target" if family == "decoder" else "source", source.symbols)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         found = exact_match(outputs, [pair.target for pair in examples])
@@ -89,3 +91,26 @@ def pair_loss(temperature: float, label_smoothing: float, symmetric: bool) -> Ta
         return sums
 
     return loss
+
+
+def paired_texts(side: str, symbols: Symbols = OURS) -> Features:
+    """Return the arrays of one side alone, "source" or "target", whose rows hold both texts of a pair.
+
+    They have the segments 1 and 2; `weights` [b 1] is 1 where there is a pair.
+    """
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        texts, inner = features.side_by_side(source, target, rows)
+        if side == "source":
+            made = features.source_arrays(texts, inner, shape)
+        else:
+            made = features.target_arrays(texts, inner, shape, symbols.bos)
+            del made["target_out"]
+        real = made[f"{side}_segments"].max(axis=1, initial=0) > 1
+        return {**made, "weights": real[:, None].astype(np.float32)}
+
+    def lengths(source: np.ndarray, target: np.ndarray) -> Lengths:
+        both = source + target, np.zeros_like(source)
+        return both if side == "source" else both[::-1]
+
+    return features.without_noise(given, lengths)

@@ -3,11 +3,14 @@
 import math
 from collections.abc import Sequence
 
-from jformer.data import features
-from jformer.data.corpus import PairEncoder, Side
+import numpy as np
+
+from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.features import OURS, Arrays, Features, Rows, target_arrays, without_noise
+from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
@@ -32,7 +35,7 @@ def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     return Task(
         vocabularies={"shared": VocabularySpec(data.tokenizer, ("target",))},
         encoder=encoder,
-        features=lambda source, target: features.next_token(target.symbols, data.piece_start == "previous"),
+        features=lambda source, target: next_token(target.symbols, data.piece_start == "previous"),
         symbols=0,
         answer="continuation",
         loss=token_loss(label_smoothing),
@@ -48,3 +51,28 @@ def bits_per_character(examples: Sequence[Pair], sums: Sums) -> float:
     """
     characters = sum(len(pair.target) for pair in examples if pair.target.strip())
     return float(sums["nll"].total) / math.log(2) / characters if characters else math.nan
+
+
+def next_token(symbols: Symbols = OURS, previous: bool = False) -> Features:
+    """Return target [b t] alone: what a decoder predicts without a source.
+
+    The decoder reads BOS first. With `previous`, an example that continues the text of the one before it starts with
+    the last token of that one instead: a text split into [5 6] and [7 EOS] has the inputs [BOS 5] and [6 7].
+    """
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        made = target_arrays(target, rows, shape, symbols.bos)
+        if previous:
+            starts = (made["target_positions"] == 0) & (made["target_segments"] > 0)
+            made["target_in"][starts] = _tokens_before(target, rows.examples, symbols)
+        return made
+
+    return without_noise(given)
+
+
+def _tokens_before(tokens: Tokens, examples: np.ndarray, symbols: Symbols) -> np.ndarray:
+    """Return the token [n] before each example in its text, or BOS at the beginning of a text."""
+    start = tokens.offsets[examples]
+    before = tokens.values[np.maximum(start - 1, 0)]
+    ends = (symbols.eos, *symbols.after)[-1]  # a text ends in it, and no piece but its last
+    return np.where((start == 0) | (before == ends), symbols.bos, before)

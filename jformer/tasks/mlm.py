@@ -1,14 +1,19 @@
 """Masked language modelling: predict some tokens of a text from their context."""
 
+import functools
 from collections.abc import Sequence
 
-from jformer.data import features
-from jformer.data.corpus import PairEncoder, Side
+import numpy as np
+
+from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.features import OURS, Arrays, Features, Rows, fill_rows, noised, source_arrays
+from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.tasks.metrics import Scores
+from jformer.tasks.noise import mask_tokens
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import MASKS, NOTHING, Task, refuse, token_loss, token_scores
 
@@ -30,9 +35,33 @@ def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     return Task(
         vocabularies={"shared": VocabularySpec(data.tokenizer, ("target",))},
         encoder=encoder,
-        features=lambda source, target: features.masked(data.noise_density, source.vocab_size, source.symbols),
+        features=lambda source, target: masked(data.noise_density, source.vocab_size, source.symbols),
         symbols=1,
         answer=MASKS,
         loss=token_loss(label_smoothing),
         score=score,
     )
+
+
+def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
+    """Return source [b s] with masks, and target_out [b s] that weighs where they fell.
+
+    A given source has its masks, and its target the token of each of them, and PAD elsewhere.
+    """
+    noise = functools.partial(mask_tokens, density=density, vocab_size=vocab_size, symbols=symbols)
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        wanted = fill_rows(target, rows, shape, shape.source_length)["tokens"]
+        weights = (wanted > 0).astype(np.float32)
+        return {**source_arrays(source, rows, shape), "target_out": wanted, "weights": weights}
+
+    def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
+        corrupted, chosen, inner = noised(source, rows, noise, seed)
+        fill = functools.partial(fill_rows, shape=shape, length=shape.source_length)
+        return {
+            **source_arrays(corrupted, inner, shape),
+            "target_out": fill(source, rows)["tokens"],
+            "weights": fill(chosen, inner)["tokens"].astype(np.float32),
+        }
+
+    return Features(lambda source, target: (source, target), arrays, given)

@@ -2,8 +2,13 @@
 
 from collections.abc import Sequence
 
-from jformer.data import features
+import numpy as np
+
+from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.features import OURS, Arrays, Features, Rows, fill_rows, side_by_side, target_arrays, without_noise
+from jformer.data.plan import Shape
+from jformer.data.tokenizers import Symbols
 from jformer.errors import UserError
 from jformer.tasks.task import Task, refuse
 from jformer.tasks.translate import translate
@@ -24,4 +29,30 @@ def prefix_lm(
     if not data.vocab_shared:
         raise UserError("task='prefix_lm' reads both texts by one table: it needs data.vocab_shared=True")
     task = translate(data, label_smoothing=label_smoothing, scores=scores, tokenize=tokenize, lowercase=lowercase)
-    return task._replace(features=lambda source, target: features.prefixed(target.symbols))
+    return task._replace(features=lambda source, target: prefixed(target.symbols))
+
+
+def prefixed(symbols: Symbols = OURS) -> Features:
+    """Return target [b t] that is each source with its target behind it, and target_prefix [b t]; only targets weigh.
+
+    The prefix is what a decoder reads before the last token of a source. That one is read as the target's beginning:
+    a search continues from it, and nothing before it may see it.
+    """
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        joined, behind, inner = _joined(source, target, rows)
+        made = target_arrays(joined, inner, shape, symbols.bos)
+        weights = fill_rows(behind, inner, shape, shape.target_length)["tokens"].astype(np.float32)
+        return {**made, "weights": weights, "target_prefix": made["weights"] > weights}
+
+    made = without_noise(given, lambda source, target: (np.zeros_like(source), source + target))
+    return made._replace(prompt=lambda source: source)
+
+
+def _joined(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Tokens, Rows]:
+    """Return each example of a batch as one sequence, which tokens are the target (1, else 0), and its place."""
+    apart, _ = side_by_side(source, target, rows)
+    behind = np.repeat(np.tile([0, 1], len(rows.examples)), apart.lengths)
+    offsets = apart.offsets[::2]
+    whole = rows._replace(examples=np.arange(len(rows.examples)))
+    return Tokens(apart.values, offsets), Tokens(behind, offsets), whole

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from jaxtyping import Array
 
-from jformer.data import features, spans
+from jformer.data import spans
+from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.features import OURS, Arrays, Features, Rows, fill_rows, typed_source, without_noise
+from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.spans import SpanEncoder
-from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models.batch import Batch
@@ -48,9 +52,23 @@ def qa(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     return Task(
         vocabularies={"shared": VocabularySpec(data.tokenizer, ("source",), parts=True, cut=spans.words_of)},
         encoder=encoder,
-        features=lambda source, target: features.marked_spans(source.symbols),
+        features=lambda source, target: marked_spans(source.symbols),
         symbols=0,
         answer=SPAN,
         loss=loss,
         score=score,
     )
+
+
+def marked_spans(symbols: Symbols = OURS) -> Features:
+    """Return source [b s] with source_types, and its marks (`data.spans`) as target_out [b s].
+
+    Weights are 1 where an answer may start or end.
+    """
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        marks = fill_rows(target, rows, shape, shape.source_length)["tokens"]
+        weights = (marks > 0).astype(np.float32)
+        return {**typed_source(source, rows, shape, symbols.eos), "target_out": marks, "weights": weights}
+
+    return without_noise(given, lambda source, target: (source, np.zeros_like(target)))

@@ -4,10 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-from jformer.data import features
+import numpy as np
+
 from jformer.data.aligned import TagEncoder
-from jformer.data.corpus import Side
+from jformer.data.corpus import Side, Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.features import Arrays, Features, Rows, fill_rows, source_arrays, without_noise
+from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
@@ -45,7 +48,7 @@ def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: obj
             "target": VocabularySpec("tag", ("target",)),
         },
         encoder=encoder,
-        features=lambda source, target: features.tagged_texts(),
+        features=lambda source, target: tagged_texts(),
         symbols=0,
         answer="tags",
         loss=chain_loss if crf else token_loss(label_smoothing),
@@ -74,3 +77,23 @@ def refuse_scores_of_spans(names: Sequence[str], tags: Tokenizer) -> None:
         if name.startswith("span_") and not mark_spans(tags.tokens[NUM_SYMBOLS:]):
             raise UserError(f"evaluate.during: {name} needs tags such as O, B-X and I-X, which this text lacks: "
                             "choose macro_f1 or exact_match")  # fmt: skip
+
+
+def tagged_texts() -> Features:
+    """Return source [b s], source_types of one text, and the class of each word at its first token: target_out [b s].
+
+    The two sequences of an example are of one length; positions whose target is PAD have no weight.
+    """
+
+    def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
+        words = source_arrays(source, rows, shape)
+        tags = fill_rows(target, rows, shape, shape.source_length)["tokens"]
+        real = tags > 0
+        return {
+            **words,
+            "source_types": np.zeros_like(words["source"]),
+            "target_out": np.where(real, tags - NUM_SYMBOLS, 0),
+            "weights": real.astype(np.float32),
+        }
+
+    return without_noise(given)

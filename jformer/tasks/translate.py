@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from jformer.data import features
 from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
+from jformer.data.features import sequence_to_sequence
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import VocabularySpec
@@ -42,7 +42,7 @@ def translate(
     return Task(
         vocabularies={"shared": both} if data.vocab_shared else apart,
         encoder=encoder,
-        features=lambda source, target: features.sequence_to_sequence(target.symbols),
+        features=lambda source, target: sequence_to_sequence(target.symbols),
         symbols=0,
         answer="text",
         loss=token_loss(label_smoothing),

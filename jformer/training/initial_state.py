@@ -14,9 +14,9 @@ from jaxtyping import PyTree
 
 from jformer.checkpoints.checkpoint import Checkpoints, Restored
 from jformer.checkpoints.weights import adopt, load_parent, refuse_other_base
+from jformer.checkpoints.word_vectors import match
 from jformer.config.options import Config, TrainConfig
 from jformer.data.tokenizers import Tokenizer
-from jformer.data.word_vectors import match
 from jformer.models import ModelConfig, init_params
 from jformer.models.lora import rounded
 from jformer.models.model import Model

@@ -12,12 +12,16 @@ import pytest
 from jformer.data import features
 from jformer.data.corpus import Corpus, PairEncoder, Side, Tokens, open_corpus
 from jformer.data.data_config import DataConfig
-from jformer.data.labels import one_label
 from jformer.data.pipeline import make_batches, prefetch
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import BOS, EOS
 from jformer.data.tokenizers.lists import ByteTokenizer
 from jformer.errors import UserError
+from jformer.tasks.caption import captioned_images
+from jformer.tasks.classify import labelled_images, labelled_texts, one_label
+from jformer.tasks.denoise import corrupted_spans, infilled
+from jformer.tasks.lm import next_token
+from jformer.tasks.mlm import masked
 from tests.slow import slow_but
 
 BYTES = ByteTokenizer("identity")
@@ -162,14 +166,14 @@ def test_a_batch_does_not_depend_on_those_made_before(pairs, config, tmp_path):
 
 EVERY_FEATURE = {
     "translate": FEATURES,
-    "lm": features.next_token(),
-    "mlm": features.masked(0.3, 260),
-    "t5": features.corrupted_spans(0.3, 2.0, 260),
-    "bart": features.infilled(0.3, 2.0, 260),
-    "classes": features.labelled_texts(one_label()),
-    "images": features.labelled_images(2, 2, 3, one_label()),
-    "captions": features.captioned_images(2, 2, 3),
-    "augmented": features.captioned_images(2, 2, 3),
+    "lm": next_token(),
+    "mlm": masked(0.3, 260),
+    "t5": corrupted_spans(0.3, 2.0, 260),
+    "bart": infilled(0.3, 2.0, 260),
+    "classes": labelled_texts(one_label()),
+    "images": labelled_images(2, 2, 3, one_label()),
+    "captions": captioned_images(2, 2, 3),
+    "augmented": captioned_images(2, 2, 3),
 }
 
 

@@ -13,10 +13,11 @@ from etils import epath
 from PIL import Image
 
 from jformer import integrity
+from jformer.checkpoints import word_vectors
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.manifest import Manifest
 from jformer.config import load_config
-from jformer.data import image_files, tokenizers, word_vectors
+from jformer.data import image_files, tokenizers
 from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.evaluation import records

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from jformer.data.word_vectors import match, read_vectors
+from jformer.checkpoints.word_vectors import match, read_vectors
 from jformer.errors import UserError
 from jformer.tools.skipgram import SkipGramOptions, main, train_vectors
 

@@ -10,7 +10,6 @@ import pytest
 from jformer.config import resolve
 from jformer.data import features
 from jformer.data.corpus import Tokens
-from jformer.data.labels import one_label
 from jformer.data.plan import Shape
 from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
@@ -19,7 +18,13 @@ from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import put_batch
 from jformer.tasks.batch_arrays import abstract_batch
 from jformer.tasks.build import build_task
+from jformer.tasks.caption import captioned_images
+from jformer.tasks.classify import labelled_images, labelled_texts, one_label
+from jformer.tasks.lm import next_token
+from jformer.tasks.mlm import masked
+from jformer.tasks.prefix_lm import prefixed
 from jformer.tasks.split_loss import make_eval_step
+from jformer.tasks.tag import tagged_texts
 from jformer.tasks.task import make_loss
 from jformer.training.memory import abstract_update, evaluation_memory, peak_bytes, update_memory
 
@@ -125,17 +130,17 @@ CAPTIONS = ModelConfig(**PLAIN, vision=VisionConfig(image_size=4, patch_size=2, 
     ("model", "made", "source"),
     [
         (ModelConfig(**PLAIN), features.sequence_to_sequence(), 5),
-        (ModelConfig(**PLAIN, family="decoder"), features.next_token(), 5),
-        (ModelConfig(**PLAIN, family="decoder"), features.prefixed(), 1),
-        (ModelConfig(**PLAIN, family="encoder"), features.masked(0.5, 40), 5),
+        (ModelConfig(**PLAIN, family="decoder"), next_token(), 5),
+        (ModelConfig(**PLAIN, family="decoder"), prefixed(), 1),
+        (ModelConfig(**PLAIN, family="encoder"), masked(0.5, 40), 5),
         (
             ModelConfig(**PLAIN, family="encoder", head=HeadConfig(num_classes=2)),
-            features.labelled_texts(one_label()),
+            labelled_texts(one_label()),
             5,
         ),
-        (IMAGES, features.labelled_images(4, 4, 3, one_label()), 48),
-        (ModelConfig(**PLAIN, family="encoder", head=EACH), features.tagged_texts(), 5),
-        (CAPTIONS, features.captioned_images(4, 4, 3), 48),
+        (IMAGES, labelled_images(4, 4, 3, one_label()), 48),
+        (ModelConfig(**PLAIN, family="encoder", head=EACH), tagged_texts(), 5),
+        (CAPTIONS, captioned_images(4, 4, 3), 48),
     ],
     ids=["translate", "lm", "prefix_lm", "mlm", "classify", "images", "tag", "captions"],
 )

@@ -41,7 +41,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     identity = fingerprint("text 3", sha, config.document, config.share_of, first, last, config.invalid)
     if config.document == "line":
         read_lines_of = functools.partial(_read_lines, lines_of, range(first, last))
-        return Split(split, identity, read_lines_of, last - first, seekable=True)
+        return Split(split, identity, read_lines_of, size=last - first, seekable=True)
 
     def read(counts: Counter[str]) -> Iterator[Pair]:
         if config.share_of == "characters":

@@ -56,7 +56,7 @@ def open_built(config: SourceConfig, split: str, build: Build) -> Split:
         return found.pairs() if found else iter(_build(build, config.num_pairs)[split])
 
     if found := cache.find(path):
-        return Split(split, found.fingerprint, read, found.size)
+        return Split(split, found.fingerprint, read, size=found.size)
     built = _build(build, config.num_pairs)
     if not built.get(split):
         more = f", or lengths such as {MAX_LETTERS + 1}-{2 * MAX_LETTERS}" if config.name in TASKS else ""
@@ -64,7 +64,7 @@ def open_built(config: SourceConfig, split: str, build: Build) -> Split:
         raise UserError(f"{corpus} has no split {split!r}; choose one of: {', '.join(built)}{more}")
     for name, pairs in built.items():
         cache.save(cache.path_of([*asked, name], build), _identity(pairs), pairs)
-    return Split(split, _identity(built[split]), read, len(built[split]))
+    return Split(split, _identity(built[split]), read, size=len(built[split]))
 
 
 def _identity(pairs: list[Pair]) -> str:

@@ -71,7 +71,7 @@ def listed(name: str, identity: str, pairs: Sequence[Pair], found: Counter[str])
         counts.update(found)
         return iter(pairs)
 
-    return Split(name, identity, read, len(pairs))
+    return Split(name, identity, read, size=len(pairs))
 
 
 def find_shards(folder: str, split: str, suffixes: list[tuple[str, ...]]) -> list[tuple[Path, ...]]:

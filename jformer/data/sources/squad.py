@@ -54,7 +54,8 @@ def _of_paragraph(paragraph: Any, where: str, invalid: str, counts: Counter[str]
         found = [_answer(each, context, at, invalid, counts) for each in answers]
         target, *others = [text for text, _ in found] or [""]
         start, group = (found[0][1], ANSWERABLE) if found else (None, UNANSWERABLE)
-        yield Pair(f"{question}\t{context}", target, group, tuple(others), start)
+        source = f"{question}\t{context}"
+        yield Pair(source=source, target=target, group=group, others=tuple(others), start=start)
 
 
 def _answer(answer: Any, context: str, at: str, invalid: str, counts: Counter[str]) -> tuple[str, int]:

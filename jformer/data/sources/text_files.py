@@ -7,6 +7,7 @@ yields the pairs and raises errors with file:line.
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,10 +61,11 @@ def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]
     return shards, digests
 
 
-def split_of(name: str, identity: str, shards: Sequence[Shard], read: Read, seekable: bool = True) -> Split:
+def split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> Split:
     """Return the split that the pairs of all shards are."""
     size = sum(each.lines for each in shards)
-    return Split(name, identity, functools.partial(_read_shards, shards, read), size, seekable)
+    whole = functools.partial(_read_shards, shards, read)
+    return Split(name=name, fingerprint=identity, read=whole, size=size, seekable=True)
 
 
 def _read_shards(shards: Sequence[Shard], read: Read, counts: Counter[str], first: int = 0) -> Iterator[Pair]:
@@ -131,7 +133,7 @@ def open_labelled(config: SourceConfig, split: str) -> Split:
     shards, digests = _checked(find_shards(config.dir, split, TABLES))
     identity = fingerprint("labelled 2", *digests, languages, config.invalid)
     read = functools.partial(_read_labelled, languages, config)
-    return split_of(split, identity, shards, read, seekable=False)  # a line is compared with the first of all
+    return replace(split_of(split, identity, shards, read), seekable=False)  # a line is compared with the first of all
 
 
 def _read_labelled(

@@ -7,12 +7,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jformer.config.options import Config
-from jformer.data.noise import span_lengths
 from jformer.data.plan import Shape
 from jformer.models import ModelConfig, build_model
 from jformer.models.flops import Frozen, update_flops, work_of
 from jformer.parallel.mesh import fill_axes
 from jformer.parallel.sharding import round_up_rows
+from jformer.tasks.noise import span_lengths
 from jformer.tasks.task import Task
 from jformer.training.optim import build_optimizer
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from jformer.data.noise import mask_of
 from jformer.data.sources.split import Pair
 from jformer.data.spans import joined_text
 from jformer.data.text import admit
@@ -20,6 +19,7 @@ from jformer.inference.formats import answer_record, scored_record
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 from jformer.inference.streaming import Streamer, Streaming, refuse_streaming
+from jformer.tasks.noise import mask_of
 from jformer.tasks.task import MASKS, SPAN, VECTOR
 from jformer.tools.server import schema
 from jformer.tools.server.limits import Limits

@@ -3,10 +3,10 @@ import pytest
 
 from jformer.data.corpus import Tokens
 from jformer.data.features import Rows
-from jformer.data.labels import balanced, one_label, one_number, several_labels
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import LabelTokenizer, NumberTokenizer, learn, load
 from jformer.errors import UserError
+from jformer.tasks.classify import balanced, one_label, one_number, several_labels
 
 ROWS = Rows(np.array([2, 0]), np.array([0, 2]), np.array([1, 1]), np.array([0, 2]))  # example 2, nothing, example 0
 SHAPE = Shape(3, 8, 1)

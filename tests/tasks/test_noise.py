@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from jformer.data import noise
 from jformer.data.corpus import Tokens
 from jformer.data.draws import make_keys
-from jformer.data.noise import span_counts, span_lengths
 from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS
+from jformer.tasks import noise
+from jformer.tasks.noise import span_counts, span_lengths
 
 V = 1_000
 T5 = {"density": 0.15, "mean_span": 3.0, "vocab_size": V}

@@ -4,8 +4,8 @@ import struct
 import numpy as np
 import pytest
 
-from jformer.data import word_vectors
-from jformer.data.word_vectors import match, read_vectors
+from jformer.checkpoints import word_vectors
+from jformer.checkpoints.word_vectors import match, read_vectors
 from jformer.errors import UserError
 
 SYMBOLS = ["<pad>", "<s>", "</s>", "<unk>"]

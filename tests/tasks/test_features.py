@@ -4,18 +4,23 @@ import pytest
 from jformer.data import features
 from jformer.data.corpus import Tokens
 from jformer.data.features import Rows
-from jformer.data.labels import one_label
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import BOS, EOS
 from jformer.errors import UserError
+from jformer.tasks.batch_arrays import refuse_foreign_ids
+from jformer.tasks.classify import labelled_images, labelled_texts, one_label
+from jformer.tasks.denoise import corrupted_spans, infilled
+from jformer.tasks.lm import next_token
+from jformer.tasks.mlm import masked
+from jformer.tasks.prefix_lm import prefixed
 
 V = 50
 MAKERS = {
     "pairs": features.sequence_to_sequence(),
-    "lm": features.next_token(),
-    "mlm": features.masked(0.3, V),
-    "t5": features.corrupted_spans(0.3, 2.0, V),
-    "bart": features.infilled(0.3, 2.0, V),
+    "lm": next_token(),
+    "mlm": masked(0.3, V),
+    "t5": corrupted_spans(0.3, 2.0, V),
+    "bart": infilled(0.3, 2.0, V),
 }
 SEED = (7, 11)
 
@@ -79,7 +84,7 @@ def test_a_language_model_gets_the_target_alone():
 def test_a_prefix_is_what_is_read_before_the_last_token_of_a_source_and_targets_alone_weigh():
     source = tokens([5, 6, EOS], [9, EOS], [7, EOS], [8, EOS])
     target = tokens([15, EOS], [19, EOS], [16, 17, EOS], [EOS])
-    made = features.prefixed()
+    made = prefixed()
     batch = made.arrays(PACKED, source, target, Shape(3, 0, 12), SEED)
     assert {key.partition("_")[0] for key in batch} == {"target", "weights"}
     assert batch["target_in"][0].tolist() == [BOS, 5, 6, EOS, 15, BOS, 7, EOS, 16, 17, BOS, BOS]
@@ -99,7 +104,7 @@ INPUTS = ([BOS, 5], [6, 7], [8, 9], [BOS, 10], [BOS, 11], [12, 13], [14])  # of 
 @pytest.mark.parametrize("examples", [range(7), [6, 1, 4, 2, 5, 3, 0]])
 def test_a_piece_is_read_after_the_previous_token_of_its_text(examples):
     """Side by side in rows or alone; a text begins with BOS, and what is predicted stays."""
-    made, order = features.next_token(previous=True), np.array(examples)
+    made, order = next_token(previous=True), np.array(examples)
     alone = made.arrays(Rows(order, np.arange(7), np.ones(7, int), order), TEXTS, PIECES, Shape(7, 1, 2), SEED)
     assert [row[row > 0].tolist() for row in alone["target_out"]] == [
         PIECES.values[PIECES.offsets[i] : PIECES.offsets[i + 1]].tolist() for i in examples
@@ -178,7 +183,7 @@ def test_the_second_text_is_of_type_one_and_its_class_counts_from_zero():
     sources = tokens([BOS, 7, EOS, 8, 9, EOS], [BOS, 5, 6, EOS])
     labels = tokens([5], [4])
     rows = Rows(np.array([1, 0]), np.array([0, 1]), np.array([1, 1]), np.array([0, 1]))
-    batch = features.labelled_texts(one_label()).arrays(rows, sources, labels, Shape(3, 8, 1), SEED)
+    batch = labelled_texts(one_label()).arrays(rows, sources, labels, Shape(3, 8, 1), SEED)
     assert batch["source_types"].tolist() == [[0] * 8, [0, 0, 0, 1, 1, 1, 0, 0], [0] * 8]
     assert batch["source"][1].tolist() == [BOS, 7, EOS, 8, 9, EOS, 0, 0]
     assert batch["target_out"].tolist() == [[0], [1], [0]]
@@ -187,7 +192,7 @@ def test_the_second_text_is_of_type_one_and_its_class_counts_from_zero():
 
 def test_images_come_in_their_shape_and_a_pixel_is_a_position():
     images = np.random.default_rng(0).integers(0, 256, (5, 2, 3, 4), dtype=np.uint8)
-    made = features.labelled_images(2, 3, 4, one_label())
+    made = labelled_images(2, 3, 4, one_label())
     sources, labels = Tokens(images.ravel(), np.arange(6) * 24), tokens([4], [5], [6], [5], [4])
     lengths = made.lengths(sources.lengths, labels.lengths)
     assert [side.tolist() for side in lengths] == [[6] * 5, [1] * 5]
@@ -206,5 +211,5 @@ def test_a_token_that_the_model_has_not_is_refused_on_the_host(bad):
     arrays = {"source": np.array([[4, 5], [49, 0]]), "target_in": np.array([[4, bad], [5, 0]])}
     sizes = {"source": 50, "target_in": 49}
     with pytest.raises(UserError, match=f"update 3: target_in holds the token id {bad}, .* the ids 0 to 48: delete"):
-        features.refuse_foreign_ids(arrays, sizes, "update 3")
-    features.refuse_foreign_ids(arrays, {"source": 50}, "update 3")
+        refuse_foreign_ids(arrays, sizes, "update 3")
+    refuse_foreign_ids(arrays, {"source": 50}, "update 3")
