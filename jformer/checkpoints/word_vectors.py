@@ -33,30 +33,12 @@ class Vectors(NamedTuple):
     duplicates: int  # later vectors of a token already found; they are ignored
 
 
-@dataclasses.dataclass(frozen=True)
-class Matched:
-    """Vectors for some ids of a vocabulary, and statistics of the match."""
+class Matched(NamedTuple):
+    """Vectors for some ids of a vocabulary."""
 
     ids: np.ndarray  # i32 [n], ascending
     vectors: np.ndarray  # f32 [n size]
-    path: Path
-    format: str
-    rows: int  # vectors in the file
-    duplicates: int  # later vectors of a token already found; they are ignored
-    candidates: int  # tokens of the vocabulary that could be matched
-    lowered: int  # tokens that were only found lower-cased
-
-    @property
-    def coverage(self) -> float:
-        """The share of the candidates that have a vector."""
-        return len(self.ids) / self.candidates
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self.ids)} of {self.candidates} words ({self.coverage:.1%}) have vectors in {self.path}: "
-            f"{len(self.ids) - self.lowered} as they are, {self.lowered} lower-cased; "
-            f"{self.format}, {self.rows} vectors, {self.duplicates} duplicates left out"
-        )
+    coverage: str  # how many tokens have a vector, and of which file, as a line
 
 
 def match(tokens: Sequence[str], path: Path, size: int) -> Matched:
@@ -83,16 +65,13 @@ def match(tokens: Sequence[str], path: Path, size: int) -> Matched:
             f"{path}: none of its {file.rows} vectors is for one of the {len(words)} words of the vocabulary; "
             "take vectors of its language, and data.tokenizer=word, bpe or unigram"
         )
-    return Matched(
-        ids=np.array(ids, np.int32),
-        vectors=np.stack([file.found[keys[i]] for i in ids]),
-        path=path,
-        format=file.format,
-        rows=file.rows,
-        duplicates=file.duplicates,
-        candidates=len(words),
-        lowered=sum(keys[i] != words[i] for i in ids),
+    lowered = sum(keys[i] != words[i] for i in ids)
+    coverage = (
+        f"{len(ids)} of {len(words)} words ({len(ids) / len(words):.1%}) have vectors in {path}: "
+        f"{len(ids) - lowered} as they are, {lowered} lower-cased; "
+        f"{file.format}, {file.rows} vectors, {file.duplicates} duplicates left out"
     )
+    return Matched(np.array(ids, np.int32), np.stack([file.found[keys[i]] for i in ids]), coverage)
 
 
 def _words(tokens: Sequence[str]) -> dict[int, str]:

@@ -101,7 +101,7 @@ def put_vectors(
             name = table_of(model, side)
             table = params[name]["embedding"].at[matched.ids].set(jnp.asarray(matched.vectors))
             params = {**params, name: {**params[name], "embedding": table}}
-            notes.append(f"{name}: {matched}")
+            notes.append(f"{name}: {matched.coverage}")
     return params, notes
 
 
