@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import UInt8
 
+from jformer.data.image_files import Image
 from jformer.data.rand_augment import LUMINANCE, rand_augment
 
-Image = UInt8[np.ndarray, "h w c"]
 Alter = Callable[[Image, np.random.Generator], Image]
 Augment = Callable[[UInt8[np.ndarray, "b h w c"], np.ndarray, tuple[int, int]], UInt8[np.ndarray, "b h w c"]]
 """(images, numbers of their rows, (seed, step)) → images."""

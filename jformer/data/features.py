@@ -101,17 +101,16 @@ def fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
 
     Raises ValueError if the examples of a row exceed it: the rest would spill into the next row.
     """
-    begins = tokens.offsets[rows.examples]  # [n]
-    lengths = tokens.offsets[rows.examples + 1] - begins
-    before = np.cumsum(lengths) - lengths  # tokens of all examples before
+    alone = chosen(tokens, rows)
+    lengths, before = alone.lengths, alone.offsets[:-1]  # [n]; tokens of all examples before
     first = np.maximum.accumulate(np.where(rows.segments == 1, np.arange(len(lengths)), 0))  # [n] of the same row
     columns = before - before[first]
     if (columns + lengths > length).any():
         raise ValueError(f"examples of {(columns + lengths).max()} tokens share a row of {length}")
-    within = np.arange(lengths.sum()) - np.repeat(before, lengths)  # from here on token by token
+    within = ranges(lengths)  # from here on token by token
     places = np.repeat(rows.rows * length + columns, lengths) + within
     out = {name: np.zeros((shape.rows, length), np.int32) for name in ("tokens", "segments", "positions")}
-    out["tokens"].flat[places] = tokens.values[np.repeat(begins, lengths) + within]
+    out["tokens"].flat[places] = alone.values
     out["segments"].flat[places] = np.repeat(rows.segments, lengths)
     out["positions"].flat[places] = within
     return out

@@ -9,9 +9,10 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
-Image = UInt8[np.ndarray, "h w c"]
+from jformer.data.image_files import Image
+
 Operation = Callable[[Image, float], Image]
 
 OPERATIONS_DRAWN, STRENGTH = 2, 9 / 30  # N = 2 and M = 9 of 30: those of ResNet-50 on ImageNet

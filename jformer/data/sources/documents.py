@@ -86,11 +86,7 @@ def _paragraphs(lines: Iterator[str]) -> Iterator[str]:
             yield "\n".join(block)
 
 
-def _whole(lines: Iterator[str]) -> Iterator[str]:
-    yield "".join(lines)
-
-
 DOCUMENTS: dict[str, Callable[[Iterator[str]], Iterator[str]]] = {
     "paragraph": _paragraphs,
-    "file": _whole,
+    "file": lambda lines: iter(["".join(lines)]),
 }

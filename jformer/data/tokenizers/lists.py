@@ -40,8 +40,8 @@ def label_set(text: str) -> list[str]:
 class ListTokenizer(OneFile):
     """Words or characters, numbered as listed. Words lose the spacing that `words.join` cannot restore."""
 
-    def __init__(self, kind: str, normalization: str, tokens: Sequence[str]) -> None:
-        super().__init__(".json", to_json(kind=kind, normalization=normalization, tokens=tokens))
+    def __init__(self, kind: str, normalization: str, tokens: Sequence[str], **more: object) -> None:
+        super().__init__(".json", to_json(kind=kind, normalization=normalization, tokens=tokens, **more))
         self.kind, self.normalization = kind, normalization
         self._split, self._join = RULES[kind]
         self._normalize = NORMALIZATIONS[normalization]
@@ -96,10 +96,8 @@ class LabelTokenizer(ListTokenizer):
     """Labels, numbered as listed: a text is one ("label"), or several ("labels"; "tag", one a word). No others."""
 
     def __init__(self, kind: str, normalization: str, tokens: Sequence[str], counts: Sequence[int] = ()) -> None:
-        super().__init__(kind, normalization, tokens)
+        super().__init__(kind, normalization, tokens, **({"counts": counts} if counts else {}))
         self.counts = counts  # training examples of each label; none for those of a model from elsewhere
-        if counts:
-            self._content = to_json(kind=kind, normalization=normalization, tokens=tokens, counts=counts)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Look up each label or tag. Raise UserError for the first that training did not hold."""

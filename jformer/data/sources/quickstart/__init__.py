@@ -23,27 +23,21 @@ class QuickstartPair(NamedTuple):
     key: str
 
 
-class TemplateFamily(NamedTuple):
-    """A kind of content: how to draw one, and its share of the corpus in percent."""
-
-    draw: Callable[[Random], contents.Drawn]
-    percent: int
-
-
-FAMILIES: dict[str, TemplateFamily] = {
-    "date": TemplateFamily(contents.draw_date, 12),
-    "datetime": TemplateFamily(contents.draw_datetime, 9),
-    "time": TemplateFamily(contents.draw_time, 5),
-    "interval": TemplateFamily(contents.draw_interval, 8),
-    "duration": TemplateFamily(contents.draw_duration, 8),
-    "relative": TemplateFamily(contents.draw_relative, 5),
-    "money": TemplateFamily(contents.draw_money, 11),
-    "measure": TemplateFamily(contents.draw_measure, 11),
-    "worded_measure": TemplateFamily(contents.draw_worded_measure, 5),
-    "number": TemplateFamily(contents.draw_number, 6),
-    "number_words": TemplateFamily(contents.draw_number_words, 9),
-    "ordinal": TemplateFamily(contents.draw_ordinal, 5),
-    "countries": TemplateFamily(contents.draw_countries, 6),
+# How to draw a content of each family, and its share of the corpus in percent.
+FAMILIES: dict[str, tuple[Callable[[Random], contents.Drawn], int]] = {
+    "date": (contents.draw_date, 12),
+    "datetime": (contents.draw_datetime, 9),
+    "time": (contents.draw_time, 5),
+    "interval": (contents.draw_interval, 8),
+    "duration": (contents.draw_duration, 8),
+    "relative": (contents.draw_relative, 5),
+    "money": (contents.draw_money, 11),
+    "measure": (contents.draw_measure, 11),
+    "worded_measure": (contents.draw_worded_measure, 5),
+    "number": (contents.draw_number, 6),
+    "number_words": (contents.draw_number_words, 9),
+    "ordinal": (contents.draw_ordinal, 5),
+    "countries": (contents.draw_countries, 6),
 }
 
 
@@ -57,14 +51,14 @@ def build(seed: int = 0, size: int = 100_000) -> dict[str, list[QuickstartPair]]
         UserError: a family has too few contents for its share of `size`; 200,000 is safe.
     """
     examples: dict[str, QuickstartPair] = {}
-    for name, family in FAMILIES.items():
+    for name, (draw, percent) in FAMILIES.items():
         rng = Random(f"quickstart {seed} {name}")  # a string is seeded through SHA-512, never through hash()
-        share = size * family.percent // 100
+        share = size * percent // 100
         goal = len(examples) + share
         for _ in range(10 * share):
             if len(examples) == goal:
                 break
-            source, target, key = family.draw(rng)
+            source, target, key = draw(rng)
             examples.setdefault(source, QuickstartPair(name, source, target, key))
         if len(examples) < goal:
             raise UserError(f"size={size}: family {name!r} has fewer than {share} distinct pairs; ask for less")
