@@ -29,7 +29,6 @@ from absl import flags
 from jformer import main as front
 from jformer.data.corpus import Corpus, ExampleEncoder, Tokens, open_corpus
 from jformer.data.data_config import DataConfig
-from jformer.data.features import sequence_to_sequence
 from jformer.data.pipeline import Batches, make_batches, prefetch
 from jformer.data.plan import cheapest_cuts
 from jformer.data.sources import open_split
@@ -38,6 +37,7 @@ from jformer.data.tokenizers.subwords import SubwordTokenizer
 from jformer.data.vocabularies import learn_tokenizers
 from jformer.tasks.build import build_task
 from jformer.tasks.denoise import corrupted_spans, infilled
+from jformer.tasks.features import sequence_to_sequence
 from jformer.tasks.lm import next_token
 from jformer.tasks.mlm import masked
 

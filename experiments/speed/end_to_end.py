@@ -35,12 +35,12 @@ from experiments.runs import flags_of, small_run
 from jformer import main as front
 from jformer.config import save_config
 from jformer.config.options import Config
-from jformer.data.features import Arrays, Rows, sequence_to_sequence
-from jformer.data.pipeline import Batches
+from jformer.data.pipeline import Arrays, Batches, Rows
 from jformer.data.plan import Shape
 from jformer.models import init_params
 from jformer.models.flops import Work, batch_work, total
 from jformer.tasks.build import build_sized, build_task
+from jformer.tasks.features import sequence_to_sequence
 from jformer.trainer import train
 from jformer.training.corpora import Data, open_data
 from jformer.training.optim import build_optimizer

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import queue
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,12 +13,36 @@ from jformer.data.augment import Augment, make_augment
 from jformer.data.corpus import Corpus, Tokens, join_tokens
 from jformer.data.data_config import DataConfig
 from jformer.data.draws import ranges
-from jformer.data.features import Arrays, Features, Rows
 from jformer.data.packing import PackedRows, pack, packed_shape
 from jformer.data.plan import CHUNK, Plan, Shape, bucket_shapes, share_of
 from jformer.errors import UserError
 
 T = TypeVar("T")
+Arrays = dict[str, np.ndarray]
+Lengths = tuple[np.ndarray, np.ndarray]
+
+
+class Rows(NamedTuple):
+    """The placement of examples in rows. Those that share a row are consecutive, with the segments 1, 2, …"""
+
+    examples: np.ndarray  # [n] indices of the examples
+    rows: np.ndarray  # [n] the row of each example in the resulting arrays, in any order
+    segments: np.ndarray  # [n] its position among the examples of its row: 1, 2, …
+    numbers: np.ndarray  # [n] the index of that row in the whole batch, of which the arrays may be a part
+
+
+class Features(NamedTuple):
+    """The lengths and arrays of a batch, in training and for a given source and target.
+
+    Only `arrays` draws noise, from its seed. Answering, and scoring a given target, use `given`, which draws nothing;
+    None = there is neither.
+    """
+
+    lengths: Callable[[np.ndarray, np.ndarray], Lengths]  # source and target lengths [n] → the lengths to plan for
+    arrays: Callable[[Rows, Tokens, Tokens, Shape, tuple[int, int]], Arrays]
+    given: Callable[[Rows, Tokens, Tokens, Shape], Arrays] | None = None
+    # source → what a decoder reads of it before the target, in the arrays of targets
+    prompt: Callable[[Sequence[int]], Sequence[int]] = lambda source: ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +60,7 @@ class Batches:
         return self.plan.batches_per_epoch
 
     def __getitem__(self, step: int) -> Arrays:
-        """Return batch number `step` as arrays [b ·]; `jformer.data.features` lists those of each task."""
+        """Return batch number `step` as arrays [b ·]; the features of each task list them."""
         return self.rows(step, np.arange(self.plan.batch(step).shape.rows))
 
     def rows(self, step: int, numbers: np.ndarray) -> Arrays:

@@ -15,7 +15,7 @@ from jaxtyping import Bool
 
 from jformer.data.corpus import ExampleEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig, Languages
-from jformer.data.features import Rows
+from jformer.data.pipeline import Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.text import BREAKS

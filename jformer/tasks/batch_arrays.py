@@ -4,23 +4,20 @@ Letters in shapes: a microbatches of an update, b rows.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jformer.data.features import Arrays
+from jformer.data.pipeline import Arrays, Batches
 from jformer.data.plan import Shape
 from jformer.data.tokenizers.symbols import BOS, PAD
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.batch import Batch
 from jformer.parallel.sharding import EVERY_ROW, local_rows, put_batch
-
-if TYPE_CHECKING:
-    from jformer.data.pipeline import Batches
 
 __all__ = ["Batch", "abstract_batch", "id_limits", "make_batch", "place_batch"]
 
@@ -136,7 +133,7 @@ def refuse_foreign_ids(arrays: Arrays, sizes: dict[str, int], where: str) -> Non
 
 
 def place_batch(
-    batches: "Batches", number: int, model: ModelConfig, mesh: Mesh, accumulation: int, name: str
+    batches: Batches, number: int, model: ModelConfig, mesh: Mesh, accumulation: int, name: str
 ) -> tuple[Batch, dict[str, np.ndarray], np.ndarray]:
     """Return batch `number` on the devices [a b …], and this process's part: its arrays, and its rows of a microbatch.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import OURS, Arrays, Features, Rows, images_of, target_arrays, without_noise
+from jformer.data.pipeline import Arrays, Features, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ImageTokenizer, Symbols, Tokenizer
@@ -12,6 +12,7 @@ from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.plugins import is_own
 from jformer.tasks.cider import SIGNATURE, cider_d
+from jformer.tasks.features import OURS, images_of, target_arrays, without_noise
 from jformer.tasks.metrics import Scores, check_scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import Task, refuse, score_texts, token_loss

@@ -13,10 +13,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from jformer.data import features
 from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import OURS, Arrays, Features, Rows
+from jformer.data.pipeline import Arrays, Features, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, Symbols, Tokenizer
@@ -25,6 +24,8 @@ from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models.batch import Batch
 from jformer.plugins import is_own
+from jformer.tasks import features
+from jformer.tasks.features import OURS
 from jformer.tasks.losses import Project, binary_cross_entropy, squared_error
 from jformer.tasks.metrics import Scores, agreement, exact_match, f1_scores
 from jformer.tasks.sums import Sums

@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from jformer.data import features
 from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import OURS, Arrays, Features, Lengths, Noise, Rows
+from jformer.data.pipeline import Arrays, Features, Lengths, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
+from jformer.tasks import features
+from jformer.tasks.features import OURS
 from jformer.tasks.metrics import Scores
-from jformer.tasks.noise import corrupt_spans, infill, span_counts, span_lengths
+from jformer.tasks.noise import Noise, corrupt_spans, infill, noised, span_counts, span_lengths
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
 
@@ -68,7 +69,7 @@ def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: Sy
     """Return features that make both sides from the text of the target side."""
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
-        sources, targets, inner = features.noised(target, rows, noise, seed)
+        sources, targets, inner = noised(target, rows, noise, seed)
         read = features.source_arrays(sources, inner, shape)
         return {**read, **features.target_arrays(targets, inner, shape, symbols.bos)}
 

@@ -10,16 +10,17 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jformer.data import features
 from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import OURS, Arrays, Features, Lengths, Rows
+from jformer.data.pipeline import Arrays, Features, Lengths, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models.batch import Batch
+from jformer.tasks import features
+from jformer.tasks.features import OURS
 from jformer.tasks.losses import Project, contrastive
 from jformer.tasks.metrics import Scores, exact_match
 from jformer.tasks.sums import Sum, Sums

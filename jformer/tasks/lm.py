@@ -7,11 +7,12 @@ import numpy as np
 
 from jformer.data.corpus import PairEncoder, Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import OURS, Arrays, Features, Rows, target_arrays, without_noise
+from jformer.data.pipeline import Arrays, Features, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
+from jformer.tasks.features import OURS, target_arrays, without_noise
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores

@@ -5,16 +5,32 @@ own, or else ids past it, starting at `vocab_size`. The length of a noised seque
 tokens (masks, sentinels) or bounded by it (infilling), so batches can be planned without drawing noise.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jformer.data.corpus import Tokens
-from jformer.data.draws import choose, divide, integers, other_keys, poisson, ranges, uniform
+from jformer.data.draws import ranges
+from jformer.data.pipeline import Rows
 from jformer.data.tokenizers import NUM_SYMBOLS, Symbols, Tokenizer
 from jformer.errors import UserError
+from jformer.tasks.features import chosen
+from jformer.tasks.keyed_draws import choose, divide, integers, make_keys, other_keys, poisson, uniform
 
 OURS = Symbols()
+Noise = Callable[[Tokens, np.ndarray], tuple[Tokens, Tokens]]
+"""(texts, their keys) → two sequences for each text, such as a noised source and its target."""
 MASK, SENTINEL = "<mask>", "<extra_id_{}>"  # as in BART and T5: how ids of noise past the vocabulary are spelled
 SURPLUS = 32  # draws of span lengths beyond twice the covered tokens: too few with a probability of exp(-32)
+
+
+def noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> tuple[Tokens, Tokens, Rows]:
+    """Return both results of the noise for the examples of a batch, and their places now that they are apart.
+
+    An example's noise depends on (seed, step, number of the row, segment), so on nothing else in the batch.
+    """
+    first, second = noise(chosen(tokens, rows), make_keys(seed, rows.numbers, rows.segments))
+    return first, second, rows._replace(examples=np.arange(len(rows.examples)))
 
 
 def mask_tokens(

@@ -6,10 +6,11 @@ import numpy as np
 
 from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import OURS, Arrays, Features, Rows, fill_rows, side_by_side, target_arrays, without_noise
+from jformer.data.pipeline import Arrays, Features, Rows
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import Symbols
 from jformer.errors import UserError
+from jformer.tasks.features import OURS, fill_rows, side_by_side, target_arrays, without_noise
 from jformer.tasks.task import Task, refuse
 from jformer.tasks.translate import translate
 

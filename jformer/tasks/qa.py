@@ -8,7 +8,7 @@ from jaxtyping import Array
 from jformer.data import spans
 from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import OURS, Arrays, Features, Rows, fill_rows, typed_source, without_noise
+from jformer.data.pipeline import Arrays, Features, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.spans import SpanEncoder
@@ -17,6 +17,7 @@ from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models.batch import Batch
 from jformer.plugins import is_own
+from jformer.tasks.features import OURS, fill_rows, typed_source, without_noise
 from jformer.tasks.losses import Project, span_cross_entropy
 from jformer.tasks.metrics import Scores, answer_scores
 from jformer.tasks.sums import Sums

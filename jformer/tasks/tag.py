@@ -9,7 +9,7 @@ import numpy as np
 from jformer.data.aligned import TagEncoder
 from jformer.data.corpus import Side, Tokens
 from jformer.data.data_config import DataConfig
-from jformer.data.features import Arrays, Features, Rows, fill_rows, source_arrays, without_noise
+from jformer.data.pipeline import Arrays, Features, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
@@ -17,6 +17,7 @@ from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.plugins import is_own
 from jformer.tasks.crf import chain_loss
+from jformer.tasks.features import fill_rows, source_arrays, without_noise
 from jformer.tasks.metrics import Scores, exact_match, f1_scores
 from jformer.tasks.span_scores import mark_spans, span_scores
 from jformer.tasks.sums import Sums

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from jformer import plugins
 from jformer.data.corpus import ExampleEncoder, Side
 from jformer.data.data_config import DataConfig
-from jformer.data.features import Features
+from jformer.data.pipeline import Features
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
 from jformer.data.vocabularies import VocabularySpec

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
-from jformer.data.features import sequence_to_sequence
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import VocabularySpec
+from jformer.tasks.features import sequence_to_sequence
 from jformer.tasks.metrics import Scores, check_scores
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import Task, refuse, score_texts, token_loss

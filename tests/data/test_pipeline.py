@@ -9,7 +9,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jformer.data import features
 from jformer.data.corpus import Corpus, PairEncoder, Side, Tokens, open_corpus
 from jformer.data.data_config import DataConfig
 from jformer.data.pipeline import make_batches, prefetch
@@ -20,13 +19,14 @@ from jformer.errors import UserError
 from jformer.tasks.caption import captioned_images
 from jformer.tasks.classify import labelled_images, labelled_texts, one_label
 from jformer.tasks.denoise import corrupted_spans, infilled
+from jformer.tasks.features import sequence_to_sequence
 from jformer.tasks.lm import next_token
 from jformer.tasks.mlm import masked
 from tests.slow import slow_but
 
 BYTES = ByteTokenizer("identity")
 ENCODER = PairEncoder(Side(BYTES, 40), Side(BYTES, 40), "drop")
-FEATURES = features.sequence_to_sequence()
+FEATURES = sequence_to_sequence()
 SIZES = {"tokens_per_update": 160, "row_multiple": 2, "packed_length": 40, "num_buckets": 3}
 
 

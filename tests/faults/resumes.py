@@ -26,8 +26,7 @@ from etils import epath
 from jformer.config import resolve
 from jformer.config.config_files import run_config_file
 from jformer.config.options import Config
-from jformer.data.features import Arrays, Rows
-from jformer.data.pipeline import Batches
+from jformer.data.pipeline import Arrays, Batches, Rows
 from jformer.errors import UserError
 from jformer.trainer import train
 from jformer.training.feed import Feed, make_feed

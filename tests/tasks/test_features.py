@@ -1,22 +1,22 @@
 import numpy as np
 import pytest
 
-from jformer.data import features
 from jformer.data.corpus import Tokens
-from jformer.data.features import Rows
+from jformer.data.pipeline import Rows
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import BOS, EOS
 from jformer.errors import UserError
 from jformer.tasks.batch_arrays import refuse_foreign_ids
 from jformer.tasks.classify import labelled_images, labelled_texts, one_label
 from jformer.tasks.denoise import corrupted_spans, infilled
+from jformer.tasks.features import sequence_to_sequence
 from jformer.tasks.lm import next_token
 from jformer.tasks.mlm import masked
 from jformer.tasks.prefix_lm import prefixed
 
 V = 50
 MAKERS = {
-    "pairs": features.sequence_to_sequence(),
+    "pairs": sequence_to_sequence(),
     "lm": next_token(),
     "mlm": masked(0.3, V),
     "t5": corrupted_spans(0.3, 2.0, V),

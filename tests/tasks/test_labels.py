@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jformer.data.corpus import Tokens
-from jformer.data.features import Rows
+from jformer.data.pipeline import Rows
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import LabelTokenizer, NumberTokenizer, learn, load
 from jformer.errors import UserError

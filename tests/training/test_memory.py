@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jformer.config import resolve
-from jformer.data import features
 from jformer.data.corpus import Tokens
+from jformer.data.pipeline import Rows
 from jformer.data.plan import Shape
 from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
@@ -20,6 +20,7 @@ from jformer.tasks.batch_arrays import abstract_batch
 from jformer.tasks.build import build_task
 from jformer.tasks.caption import captioned_images
 from jformer.tasks.classify import labelled_images, labelled_texts, one_label
+from jformer.tasks.features import sequence_to_sequence
 from jformer.tasks.lm import next_token
 from jformer.tasks.mlm import masked
 from jformer.tasks.prefix_lm import prefixed
@@ -129,7 +130,7 @@ CAPTIONS = ModelConfig(**PLAIN, vision=VisionConfig(image_size=4, patch_size=2, 
 @pytest.mark.parametrize(
     ("model", "made", "source"),
     [
-        (ModelConfig(**PLAIN), features.sequence_to_sequence(), 5),
+        (ModelConfig(**PLAIN), sequence_to_sequence(), 5),
         (ModelConfig(**PLAIN, family="decoder"), next_token(), 5),
         (ModelConfig(**PLAIN, family="decoder"), prefixed(), 1),
         (ModelConfig(**PLAIN, family="encoder"), masked(0.5, 40), 5),
@@ -146,7 +147,7 @@ CAPTIONS = ModelConfig(**PLAIN, vision=VisionConfig(image_size=4, patch_size=2, 
 )
 def test_batches_have_the_shapes_that_were_assumed(model, made, source):
     mesh, shape = make_mesh(1), Shape(4, 6, 7)
-    rows = features.Rows(np.array([0, 1]), np.array([0, 2]), np.array([1, 1]), np.array([0, 2]))
+    rows = Rows(np.array([0, 1]), np.array([0, 2]), np.array([1, 1]), np.array([0, 2]))
     sides = tokens(*2 * [np.full(source, 5)]), tokens(*2 * [np.array([5] * (1 if model.pooled else min(source, 6)))])
     arrays = {"row": np.arange(4, dtype=np.int32), **made.arrays(rows, *sides, shape, (0, 0))}
     real = put_batch(mesh, {name: x.reshape(2, -1, *x.shape[1:]) for name, x in arrays.items()})

@@ -1,6 +1,4 @@
-"""Turn the examples of a batch into the arrays that a task learns from; `plan` chooses the examples.
-
-Here is what several tasks need; `jformer.tasks` has the features of each.
+"""Turn the examples of a batch into arrays: what the features of several tasks need.
 
 A row holds one example, or several with segments 1, 2, …; 0 is padding, and a row may be empty. Every array is a pure
 function of the examples and of `seed`, which is (seed, step): computing only some rows gives the same values as
@@ -9,44 +7,17 @@ computing the whole batch.
 Letters in shapes: b rows, t target positions, s source positions, n examples.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 
 from jformer.data.corpus import Tokens
-from jformer.data.draws import make_keys, ranges
+from jformer.data.draws import ranges
+from jformer.data.pipeline import Arrays, Features, Lengths, Rows
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import Symbols
 
-Arrays = dict[str, np.ndarray]
-Lengths = tuple[np.ndarray, np.ndarray]
 OURS = Symbols()
-Noise = Callable[[Tokens, np.ndarray], tuple[Tokens, Tokens]]
-"""(texts, their keys) → two sequences for each text, such as a noised source and its target."""
-
-
-class Rows(NamedTuple):
-    """The placement of examples in rows. Those that share a row are consecutive, with the segments 1, 2, …"""
-
-    examples: np.ndarray  # [n] indices of the examples
-    rows: np.ndarray  # [n] the row of each example in the resulting arrays, in any order
-    segments: np.ndarray  # [n] its position among the examples of its row: 1, 2, …
-    numbers: np.ndarray  # [n] the index of that row in the whole batch, of which the arrays may be a part
-
-
-class Features(NamedTuple):
-    """The lengths and arrays of a batch, in training and for a given source and target.
-
-    Only `arrays` draws noise, from its seed. Answering, and scoring a given target, use `given`, which draws nothing;
-    None = there is neither.
-    """
-
-    lengths: Callable[[np.ndarray, np.ndarray], Lengths]  # source and target lengths [n] → the lengths to plan for
-    arrays: Callable[[Rows, Tokens, Tokens, Shape, tuple[int, int]], Arrays]
-    given: Callable[[Rows, Tokens, Tokens, Shape], Arrays] | None = None
-    # source → what a decoder reads of it before the target, in the arrays of targets
-    prompt: Callable[[Sequence[int]], Sequence[int]] = lambda source: ()
 
 
 def sequence_to_sequence(symbols: Symbols = OURS) -> Features:
@@ -64,15 +35,6 @@ def without_noise(
 ) -> Features:
     """Return features that draw nothing; by default an example takes a position for each token."""
     return Features(lengths, lambda rows, source, target, shape, seed: given(rows, source, target, shape), given)
-
-
-def noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> tuple[Tokens, Tokens, Rows]:
-    """Return both results of the noise for the examples of a batch, and their places now that they are apart.
-
-    An example's noise depends on (seed, step, number of the row, segment), so on nothing else in the batch.
-    """
-    first, second = noise(chosen(tokens, rows), make_keys(seed, rows.numbers, rows.segments))
-    return first, second, rows._replace(examples=np.arange(len(rows.examples)))
 
 
 def side_by_side(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Rows]:

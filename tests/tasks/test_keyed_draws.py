@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jformer.data.draws import choose, divide, integers, make_keys, other_keys, poisson, uniform, words
+from jformer.tasks.keyed_draws import choose, divide, integers, make_keys, other_keys, poisson, uniform, words
 
 KEYS = make_keys((7, 8), np.arange(500), np.arange(500) % 3)
 
