@@ -237,7 +237,7 @@ def test_making_many_batches_takes_no_more_memory_than_making_a_few(batches):
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    assert sizes[1] < sizes[0] + 10_000  # bytes: less than keeping what an epoch's plan holds would take
+    assert sizes[1] < sizes[0] + 40_000  # bytes: less than keeping what an epoch's plan holds would take
 
 
 def ended(thread):

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from jformer.data.corpus import Tokens
-from jformer.data.draws import make_keys
 from jformer.data.tokenizers import BOS, EOS, NUM_SYMBOLS
 from jformer.tasks import noise
+from jformer.tasks.keyed_draws import make_keys
 from jformer.tasks.noise import span_counts, span_lengths
 
 V = 1_000
