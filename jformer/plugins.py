@@ -40,8 +40,17 @@ def check_part(key: str, name: str, choices: Collection[str]) -> None:
 
 
 def allow(*names: str) -> None:
-    """Allow the import of parts, modules or packages with all modules in them."""
-    _allowed.update(name.partition(":")[0] for name in names)
+    """Allow the import of parts, modules or packages with all modules in them, and commands to be run."""
+    _allowed.update(name.partition(":")[0] if is_own(name) else name for name in names)
+
+
+def check_command(key: str, command: str) -> None:
+    """Raise UserError for a command that was not allowed in this process."""
+    if command not in _allowed:
+        raise UserError(
+            f"{key}={command!r} comes from a saved config, so it is not run: if you trust it, name it again by "
+            f"--config.{key}"
+        )
 
 
 def find(key: str, name: str, table: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import checks, load_config, resolve, save_config
-from jformer.config.options import TEXT_SCORES, Config
+from jformer.config.options import TEXT_SCORES, Config, score_commands
 from jformer.config.resume import resume_config
 from jformer.data.pipeline import Batches, prefetch
 from jformer.data.progress import show_progress
@@ -40,6 +40,7 @@ from jformer.plugins import is_own
 from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
 from jformer.tasks.build import build_sized, build_task, choose_dtype, choose_lengths, open_mesh
 from jformer.tasks.metrics import Scores, tokenization
+from jformer.tasks.scoring_command import check_commands
 from jformer.tasks.split_loss import EvalStep, make_eval_step, split_sums
 from jformer.tasks.sums import Sums
 from jformer.tasks.tag import refuse_scores_of_spans
@@ -60,7 +61,14 @@ from jformer.training.state import Progress, TrainState, create_state
 from jformer.training.step import make_train_step
 from jformer.training.validation import Validation, answered_examples, forget_best, validate
 
-GREEDY: dict[str, Any] = {"search": "beam", "beam_size": 1, "beam_groups": 1, "n_best": 1, "alignments": False}
+GREEDY: dict[str, Any] = {
+    "search": "beam",
+    "beam_size": 1,
+    "beam_groups": 1,
+    "n_best": 1,
+    "alignments": False,
+    "rerank": "",
+}
 
 
 def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = loop) -> bool:
@@ -237,6 +245,8 @@ def best_measured_with(config: Config) -> dict[str, Any]:
         found["evaluate.tokenize"] = tokenization(config)
     if name in ("bleu", "chrf"):
         found["evaluate.lowercase"] = evaluate.lowercase
+    if command := score_commands(evaluate).get(name):
+        found["evaluate.command"] = command
     decode = dataclasses.asdict(config.decode)
     read = {key: value for key, value in decode.items() if key not in (*GREEDY, *NO_GREEDY_ANSWER_READS)}
     return found | {f"decode.{key}": [*value] if isinstance(value, tuple) else value for key, value in read.items()}
@@ -245,11 +255,13 @@ def best_measured_with(config: Config) -> dict[str, Any]:
 def scored_during(config: Config) -> Config:
     """Return the config with the scores of evaluate.during in place of evaluate.scores."""
     names = tuple(name for name in config.evaluate.during if name in TEXT_SCORES or is_own(name))
-    return dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, scores=names))
+    own = "; ".join(each for name, each in score_commands(config.evaluate).items() if name in config.evaluate.during)
+    return dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, scores=names, command=own))
 
 
 def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
     """Raise UserError for errors that would otherwise appear only when the trained run is scored."""
+    check_commands(config)
     for other in config.decode.ensemble:
         member_config(other, config, data.tokenizers)
     if task.answer == "tags":

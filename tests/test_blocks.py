@@ -31,6 +31,7 @@ COMPILER = "needs a compiler, and minutes: tests/tools/forecast describes slices
 SERVER = "a server does not end by itself: tests/tools/server asks a real one"
 LOADER = "tests/inference/test_export.py runs it without jformer, on exported runs"
 NOT_RUN = {  # page → what a block contains → why it is not run here
+    "docs/parts.md": {"from comet import": "needs COMET, its own environment and a download"},
     "docs/processes.md": {"JAX_MTLS_CERT_FILE": "needs keys: tests/parallel/processes makes some"},
     "docs/recipes.md": {
         'weight=3.0, test=("medical=test",)': "begins with a run of another corpus; checked as a config below",

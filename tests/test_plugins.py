@@ -146,10 +146,10 @@ def test_a_command_allows_what_its_arguments_and_its_config_file_name(mine, tmp_
     (tmp_path / "own.py").write_text(
         "from jformer.config import default_config\n\n\ndef get_config():\n    config = default_config()\n"
         f"    config.evaluate.scores = ('bleu', '{mine}:part')\n    config.data.mixture = ({{'source': 'a.b:c'}},)\n"
-        "    return config\n"
+        "    config.evaluate.command = 'python comet.py; a:b --gpus 1'\n    return config\n"
     )
     run_config_file(Path(tmp_path / "own.py"))
-    assert plugins._allowed == {mine, "a.b"}
+    assert plugins._allowed == {mine, "a.b", "python comet.py", "a:b --gpus 1"}
 
 
 def test_the_run_of_a_stranger_imports_nothing(mine, tmp_path):

@@ -25,9 +25,11 @@ from jformer.config.options import (
     Config,
     MeshConfig,
     is_open,
+    score_commands,
     scores_during,
 )
 from jformer.data.progress import counted
+from jformer.decoding.decode_config import UTILITIES
 from jformer.errors import UserError, check_choice, check_least, check_range
 from jformer.plugins import check_part, is_own
 from jformer.storage import in_bucket, run_path
@@ -168,11 +170,16 @@ def _check_evaluate(config: Config) -> None:
     for name in evaluate.scores:
         check_part("evaluate.scores", name, TEXT_SCORES)
     check_least("evaluate", evaluate, ("average_last", "during_examples"), 1)
+    check_least("evaluate", evaluate, ("command_seconds",), 0)
+    try:
+        commands = score_commands(evaluate)
+    except ValueError as error:
+        raise UserError(f"evaluate.command={evaluate.command!r}: {error}") from error
     for name in evaluate.during:
         if not scores_during(config):
             raise UserError(f"evaluate.during={evaluate.during}: task={config.task!r} has no answers to score")
         allow = check_part if {*TEXT_SCORES} & {*scores_during(config)} else check_choice
-        allow("evaluate.during", name, scores_during(config))
+        allow("evaluate.during", name, (*scores_during(config), *commands))
     if evaluate.during and not config.train.eval_every:
         raise UserError(f"evaluate.during={evaluate.during} needs evaluations: set train.eval_every")
     if evaluate.weights == "ema" and not config.train.ema_decay:
@@ -184,10 +191,14 @@ def _check_evaluate(config: Config) -> None:
 def _check_decode(config: Config) -> None:
     if config.decode.outputs == "conll" and config.task != "tag":
         raise UserError(f"decode.outputs='conll' has a line for each word and its tag: task={config.task!r} has none")
-    if config.decode.ensemble and config.task in ONE_PASS:
-        raise UserError(
-            f"decode.ensemble combines searches, but task={config.task!r} answers in one pass: leave it out"
-        )
+    commands = score_commands(config.evaluate)
+    check_choice("decode.mbr_utility", config.decode.mbr_utility, (*UTILITIES, *commands))
+    if config.decode.rerank not in ("", *commands):
+        names = ", ".join(commands) or "which is empty"
+        raise UserError(f"decode.rerank={config.decode.rerank!r} is the name of no evaluate.command: {names}")
+    for key, does in (("ensemble", "combines"), ("rerank", "ranks outputs of")):
+        if getattr(config.decode, key) and config.task in ONE_PASS:
+            raise UserError(f"decode.{key} {does} searches, but task={config.task!r} answers in one pass: leave it out")
     if config.decode.alignments and config.model.vision.source:
         raise UserError("decode.alignments=True links words of two texts: an image has none; --mode=explore shows it")
     for key in ("coverage_penalty", "alignments"):

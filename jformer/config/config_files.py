@@ -53,7 +53,7 @@ def run_config_file(path: Path) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         found = "nothing" if config is None else f"a {type(config).__name__}, not a config"
         raise UserError(f"--config={path}: get_config() returns {found}; end it with: return config")
-    plugins.allow(*options.own_parts(options.flatten(config.to_dict())))
+    plugins.allow(*options.named_code(options.flatten(config.to_dict())))
     return config
 
 
@@ -123,7 +123,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     except (flags.Error, TypeError, ValueError) as error:
         raise UserError(str(error)) from error
     given = options.flatten(values.config.to_dict())
-    plugins.allow(*options.own_parts({key: given[key] for key in keys}))
+    plugins.allow(*options.named_code({key: given[key] for key in keys}))
     return values.config
 
 

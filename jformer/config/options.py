@@ -6,7 +6,10 @@ decoding/decode_config.py below jformer/); the others are here, and `Config` joi
 """
 
 import dataclasses
+import re
+import shlex
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from jformer.data.data_config import DataConfig
@@ -176,6 +179,10 @@ class EvaluateConfig:
     # own of tasks that write text.
     during: tuple[str, ...] = ()
     during_examples: int = 500  # examples from the start of data.valid
+    # A program of yours that scores texts, such as "python comet.py", or several with "; " between them: each is known
+    # by its file's name, comet, to evaluate.during, decode.mbr_utility and decode.rerank. See docs/parts.md.
+    command: str = ""
+    command_seconds: float = 3_600.0  # that one start of a command may take; 0 = no limit
     # sacreBLEU's tokenization (Post 2018); "none" for text that is tokenized already; auto: the one that it recommends
     # for data.target_language (zh, ja-mecab, ko-mecab; char for Thai and without MeCab; 13a for all others)
     tokenize: str = "auto"
@@ -210,10 +217,26 @@ class Config:
     mesh: MeshConfig = MeshConfig()
 
 
+def score_commands(evaluate: EvaluateConfig) -> dict[str, str]:
+    """Return name → command of evaluate.command: the name of its first file with an ending, else of its program.
+
+    Raises ValueError for quotes without an end, and names that are not distinct from each other and from built-in ones.
+    """
+    found: dict[str, str] = {}
+    for command in _split(evaluate.command):
+        words = shlex.split(command)
+        name = PurePath(next((word for word in words if re.search(r"\.[a-zA-Z]+$", word)), words[0])).stem
+        if name in (*found, *SCORES, *LOWER_IS_BETTER):
+            raise ValueError(f"another score is named {name!r}, too: rename its file")
+        found[name] = command
+    return found
+
+
 def final_scores(config: Config) -> tuple[str, ...]:
-    """Return the names of a test set's scores; of text scores, those in evaluate.scores."""
+    """Return the names of a test set's scores; of text scores, those in evaluate.scores and of commands."""
     names = LABEL_SCORES[config.data.labels] if config.task == "classify" else TEST_SCORES.get(config.task, ())
-    own = tuple(filter(is_own, config.evaluate.scores)) if set(names) & {*TEXT_SCORES} else ()
+    own = (*filter(is_own, config.evaluate.scores), *score_commands(config.evaluate))
+    own = own if set(names) & {*TEXT_SCORES} else ()
     return (*(name for name in names if name not in TEXT_SCORES or name in config.evaluate.scores), *own)
 
 
@@ -242,6 +265,15 @@ def own_parts(flat: Mapping[str, Any]) -> tuple[str, ...]:
     values = [flat.get(key) for key in PARTS] + [each.get("source") for each in corpora if isinstance(each, Mapping)]
     names = (name for value in values for name in (value if isinstance(value, tuple | list) else (value,)))
     return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and is_own(name)))
+
+
+def named_code(flat: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parts and the commands that dotted keys name; values need not be valid."""
+    return (*own_parts(flat), *_split(str(flat.get("evaluate.command", ""))))
+
+
+def _split(commands: str) -> list[str]:
+    return [command.strip() for command in commands.split(";") if command.strip()]
 
 
 def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, Any]:

@@ -25,7 +25,7 @@ OF_RUNS = ("pooling", "ensemble", "inputs", "outputs", "scores", "batch_size")
 NO_PROGRAM_READS = (*OF_RUNS, "forced_start", "forbid", "only", "source_language", "target_language", "alignments",
                     "overlong")  # fmt: skip
 NO_SEARCH_OF_IDS_READS = (*NO_PROGRAM_READS, "max_length", "max_extra_length", "max_answer_length",
-                          "no_answer_threshold", "ensemble_average", "dtype", "mbr_utility")  # fmt: skip
+                          "no_answer_threshold", "ensemble_average", "dtype", "mbr_utility", "rerank")  # fmt: skip
 NO_GREEDY_ANSWER_READS = (*OF_RUNS, *SAMPLE_ONLY, "mbr_utility", "diversity", "normalize", "ensemble_average", "dtype")
 
 
@@ -56,7 +56,11 @@ class DecodeConfig:
     epsilon: float = 0.0  # from those with at least this probability (Hewitt et al. 2022)
     typical: float = 1.0  # from the mass of most expected surprise; 1 = all (Meister et al. 2023)
     seed: int = 0  # a sample is drawn from (seed, number of its input line, number of the sample)
-    mbr_utility: str = "chrf"  # chrf | bleu, of sacreBLEU, of each candidate against all of them (Eikema and Aziz 2020)
+    # chrf | bleu, of sacreBLEU, of each candidate against all of them (Eikema and Aziz 2020), or a command's name
+    mbr_utility: str = "chrf"
+    # The name of one of evaluate.command, which scores all candidates (beam_size, or samples) without references: the
+    # n_best of them by its scores are the outputs (Fernandes et al. 2022); "" = none.
+    rerank: str = ""
 
     min_length: int = 0  # least tokens before the end symbol
     max_length: int = 0  # most tokens; 0 = max_extra_length alone limits them
@@ -112,7 +116,12 @@ class DecodeConfig:
     @property
     def returned(self) -> int:
         """Outputs for each input."""
-        return self.samples if self.search == "sample" else self.n_best
+        return self.samples if self.search == "sample" and not self.rerank else self.n_best
+
+    @property
+    def ranked_by(self) -> str:
+        """The name of the command that ranks candidates; "" = none does."""
+        return self.mbr_utility * (self.search == "mbr" and self.mbr_utility not in UTILITIES) or self.rerank
 
     def check(self, searched: bool = True) -> None:
         """Raise UserError for the first option, or combination of options, that cannot work.
@@ -120,7 +129,7 @@ class DecodeConfig:
         Unless answers are `searched` for, no beam limits n_best.
         """
         check_part("decode.search", self.search, SEARCHES)
-        choices = {"mbr_utility": UTILITIES, "ensemble_average": AVERAGES, "inputs": INPUTS}
+        choices = {"ensemble_average": AVERAGES, "inputs": INPUTS}
         for key, allowed in {
             **choices,
             "outputs": OUTPUTS,
@@ -165,10 +174,13 @@ class DecodeConfig:
                 raise UserError(f"decode.{key}={getattr(self, key)} is read by decode.search='{readers}' only")
         if self.beam_size % self.beam_groups:
             raise UserError(f"decode.beam_groups={self.beam_groups} must divide decode.beam_size={self.beam_size}")
-        if self.search == "sample" and self.n_best > 1:
+        if self.rerank and (self.search == "mbr" or self.hypotheses < 2):
+            why = "which ranks by itself" if self.search == "mbr" else "with one candidate: raise beam_size or samples"
+            raise UserError(f"decode.rerank={self.rerank!r} with decode.search={self.search!r}, {why}")
+        if self.search == "sample" and self.n_best > 1 and not self.rerank:
             raise UserError(f"decode.n_best={self.n_best}: decode.search='sample' has decode.samples outputs: set that")
-        key, most = ("samples", self.samples) if self.search == "mbr" else ("beam_size", self.beam_size)
-        if searched and self.search in ("beam", "mbr") and self.n_best > most:
+        key, most = ("beam_size", self.beam_size) if self.search == "beam" else ("samples", self.samples)
+        if searched and self.search in SEARCHES and self.n_best > most:
             raise UserError(
                 f"decode.n_best={self.n_best} is more than decode.{key}={most}: lower it or raise the other"
             )
@@ -211,6 +223,7 @@ class DecodeOptions(TypedDict, total=False):
     typical: float
     seed: int
     mbr_utility: str
+    rerank: str
     min_length: int
     max_length: int
     max_extra_length: int

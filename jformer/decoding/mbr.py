@@ -1,7 +1,8 @@
 """Minimum Bayes risk: rank texts by their agreement with all candidates. No model here.
 
 Eikema and Aziz 2020 take the candidates from the model by plain sampling, and their mean as the expectation under it;
-Freitag et al. 2022 show how much depends on the utility. Both utilities here are sentence scores of sacreBLEU.
+Freitag et al. 2022 show how much depends on the utility. Both utilities here are sentence scores of sacreBLEU; a
+user's command may give others.
 """
 
 from collections import Counter
@@ -14,23 +15,23 @@ from sacrebleu.metrics.helpers import extract_all_char_ngrams, extract_word_ngra
 BLEU_ORDER = 4
 
 
-def rank(candidates: Sequence[str], utility: str, tokenize: str = "13a") -> tuple[list[int], list[float]]:
-    """Return the indices of the distinct candidates, best first, and the expected utility (0 to 100) of each.
+def rank(candidates: Sequence[str], utilities: np.ndarray) -> tuple[list[int], list[float]]:
+    """Return the indices of the distinct candidates, best first, and the expected utility of each.
 
     The expected utility of a candidate is its mean utility against all candidates, itself among them, as references. A
     text that was drawn k times counts k times as a reference and is ranked once, at its first index. Of equals the one
-    drawn first comes first. `tokenize` is sacreBLEU's tokenization, for utility "bleu".
+    drawn first comes first. `utilities` [n n] are those of each distinct candidate, in the order of first indices,
+    against each as its reference.
 
-    >>> order, expected = rank(["the cat sat", "a dog", "the cat sat down"], "chrf")
+    >>> candidates = ["the cat sat", "a dog", "the cat sat down"]
+    >>> order, expected = rank(candidates, chrf(candidates))
     >>> order, [round(each) for each in expected]
     ([2, 0, 1], [69, 57, 37])
     """
     drawn = Counter(candidates)
-    texts = list(drawn)
-    shares = np.array(list(drawn.values())) / len(candidates)
-    expected = (bleu(texts, tokenize) if utility == "bleu" else chrf(texts)) @ shares
-    order = np.argsort(-expected, kind="stable")
-    return [candidates.index(texts[i]) for i in order], expected[order].tolist()
+    expected = utilities @ (np.array(list(drawn.values())) / len(candidates))
+    order, first = np.argsort(-expected, kind="stable"), [*map(candidates.index, drawn)]
+    return [first[i] for i in order], expected[order].tolist()
 
 
 def chrf(texts: Sequence[str]) -> np.ndarray:

@@ -34,6 +34,7 @@ from jformer.parallel import processes
 from jformer.parallel.devices import arithmetic
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_sized, build_task, choose_decoding_dtype, open_mesh
+from jformer.tasks.scoring_command import check_commands
 from jformer.tasks.split_loss import evaluation_batches, make_eval_step, split_sums
 from jformer.tasks.task import CLASSES, SPAN, VECTOR, make_loss
 
@@ -53,6 +54,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
         )
     processes.enter_phase("opening the trained run")
     config = with_saved_config(config, load_config(workdir / "config.json"))
+    check_commands(config)
     mesh = open_mesh(config)
     quiet = not processes.is_main_process()
     config = choose_decoding_dtype(config, mesh)
@@ -81,6 +83,9 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
             sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
             task = build_task(dataclasses.replace(config, data=config.data.of(part)))  # which scores in its language
             scores = task.score(outputs, examples, sums)
+        for name, entry in scores.items():
+            if (each := entry.pop("segments", None)) and not quiet:
+                results.save_outputs(folder, f"{key}.{name}", [*map(str, each)])
         counts: dict[str, Any] = {"examples": len(examples), "counts": corpus.counts, "checksum": split.fingerprint}
         if any(languages):
             trained = languages in map(config.data.languages, config.data.trained())
@@ -163,13 +168,14 @@ def report_scores(
     if answer == "text" and config.decode.search == "beam":
         tries += [(f"--mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}", "a wider beam")]
     quoted = shlex.quote(str(workdir))
-    lines = [f"  python -m jformer.main --workdir={quoted} {flags}   # {purpose}" for flags, purpose in tries]
+    own = f" --config.evaluate.command={shlex.quote(config.evaluate.command)}" if config.evaluate.command else ""
+    lines = [f"  python -m jformer.main --workdir={quoted}{own} {flags}   # {purpose}" for flags, purpose in tries]
     lines += [f"  tensorboard --logdir={quoted}   # the curves (pip install tensorboard)"]
     outputs = f"; the outputs: {folder or workdir}/outputs/" if answer in ANSWERS_WITH_REFERENCES else ""
-    own = f"\n{page}" if page else ""
+    shown = f"\n{page}" if page else ""
     return f"""
 {score_table(scored)}
 
-scores and their provenance: {folder or workdir}/results.json{outputs}{own}
+scores and their provenance: {folder or workdir}/results.json{outputs}{shown}
 Try next:
 {chr(10).join(lines)}"""

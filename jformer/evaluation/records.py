@@ -142,6 +142,16 @@ def outputs(run: Path, key: str) -> list[str]:
         raise UserError(f"{path}: there are no outputs; score the run again with --mode=evaluate") from error
 
 
+def segment_scores(run: Path, key: str, name: str) -> list[float]:
+    """Return the score of each answer to a test set by a command; none if no command is named so."""
+    if not (run_path(run) / "outputs" / f"{key}.{name}.txt").exists():
+        return []
+    try:
+        return [*map(float, outputs(run, f"{key}.{name}"))]
+    except ValueError as error:
+        raise UserError(f"{run}/outputs/{key}.{name}.txt: {error}; score the run again with --mode=evaluate") from error
+
+
 def references(run: Path, key: str) -> list[list[str | None]]:
     """Return the references of a test set, as `reference_texts` does; raise UserError as `examples` does."""
     return reference_texts(examples(run, key))

@@ -47,6 +47,13 @@ def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs:
     return paired_bootstrap_of_ratios(len(pairs), systems) if len(systems) == len(outputs) else []
 
 
+def resample_segments(segments: Sequence[Sequence[float]]) -> list[Resampled]:
+    """Return the mean scores by a command, as `resample` does, given those of each answer; [] where runs lack them."""
+    if not all(segments):
+        return []
+    return paired_bootstrap_of_ratios(len(segments[0]), [*map(_mean, segments)])
+
+
 def intervals(config: Config, run: Path, results: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     """Return (test set, score) → half width of its 95 % interval, for scores that can be recomputed from the outputs.
 
@@ -61,10 +68,12 @@ def intervals(config: Config, run: Path, results: Mapping[str, Any]) -> dict[tup
         if not outputs or len(outputs) != len(pairs):
             continue
         for name, entry in scores.items():
+            resampled = resample_segments([records.segment_scores(run, key, name)])
             if is_resampled(config, name) and name not in TOO_SLOW:
-                for again in resample(config, name, [outputs], pairs):
-                    if math.isclose(again.score, entry["score"] or 0.0, abs_tol=1e-6):
-                        found[key, name] = again.margin
+                resampled = resample(config, name, [outputs], pairs)
+            for again in resampled:
+                if math.isclose(again.score, entry["score"] or 0.0, abs_tol=1e-6):
+                    found[key, name] = again.margin
     return found
 
 

@@ -69,6 +69,6 @@ def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save_outputs(folder: Path, key: str, outputs: Sequence[str]) -> None:
-    """Write the answers to a test set into a folder, one line each."""
+    """Write the answers to a test set, or their scores by a command, into a folder, one line each."""
     (folder / "outputs").mkdir(parents=True, exist_ok=True)
     replace_content(folder / "outputs" / f"{key}.txt", "".join(line + "\n" for line in outputs).encode())

@@ -21,7 +21,7 @@ from typing import IO, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from etils import epath
 
-from jformer.config.options import Config
+from jformer.config.options import Config, score_commands
 from jformer.data.file_digests import digest
 from jformer.data.progress import counted, show, show_progress, showing_line
 from jformer.data.sources.split import Pair
@@ -43,7 +43,6 @@ HEAD = 1 << 16  # bytes of an input that identify it
 WARNINGS = 10
 ARRAYS = ("npy", "safetensors")
 
-T = TypeVar("T")
 Asked = TypeVar("Asked")  # a parsed line: a request to answer, or a question to score
 Line = tuple[int, str]
 """Its number, from 0, and its text."""
@@ -288,7 +287,7 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
     """Run a job, and report its progress and altered lines."""
     path, counts = input_path(job.source), Counter[str]()
     settings = settings_of(predictor, mode, path)
-    done = _from_main_process(lambda: lines_to_keep(Path(job.target), settings) if job.resume else 0)
+    done = processes.from_main_process(lambda: lines_to_keep(Path(job.target), settings) if job.resume else 0)
     progress = FileProgress(path, lambda: predictor.compile_seconds)
     predictor.on_answered = progress.answered
     lines = numbered_lines(path, done, counts, progress)
@@ -304,21 +303,6 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
                 write(some)
                 progress.written(len(some))
     progress.end({**counts, **predictor.counts, "lines kept": done})
-
-
-def _from_main_process(find: Callable[[], T]) -> T:
-    """Return the main process's result, as plain JSON, in all processes, or raise its UserError."""
-    found: list[T] = []
-    refusal = ""
-    if processes.is_main_process():
-        try:
-            found = [find()]
-        except UserError as error:
-            refusal = str(error)
-    agreed, refused = processes.agree((found, refusal), lambda values: values[0])
-    if refused:
-        raise UserError(refused)
-    return agreed[0]
 
 
 @contextlib.contextmanager
@@ -346,6 +330,8 @@ def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object
     """Return all that the lines of an output depend on, as plain JSON; batch sizes are left out."""
     decode = dataclasses.asdict(predictor.config.decode)
     del decode["batch_size"]
+    if name := predictor.config.decode.ranked_by:
+        decode["command"] = score_commands(predictor.config.evaluate)[name]
     with path.open("rb") if path.is_file() else contextlib.nullcontext() as file:
         head = hashlib.sha256(file.read(HEAD)).hexdigest()[:16] if file else ""
     return {
@@ -366,7 +352,7 @@ def _open_run(settings: Config, workdir: Path, source: str, target: str, resume:
     """
     if target == "-" and resume:
         raise UserError("--resume continues a file: name it by --output")
-    _from_main_process(lambda: check_files(input_path(source), None if target == "-" else Path(target)))
+    processes.from_main_process(lambda: check_files(input_path(source), None if target == "-" else Path(target)))
     if processes.process_count() > 1:
         if not Path(source).is_file():
             raise UserError(

@@ -51,6 +51,7 @@ class Piece(NamedTuple):
     starts: Sequence[int] = ()  # index in `ids` of the first token of each word
     window: "Window | None" = None  # the part of a question and its context that it covers
     languages: tuple[str, str] = ("", "")  # of the request
+    text: str = ""  # that `ids` encode, of an input that is searched for
 
 
 class EncodedPair(NamedTuple):
@@ -85,7 +86,7 @@ class Output(NamedTuple):
     ids: tuple[int, ...] = ()  # tokens, with the end symbol unless it was cut at its limit
     score: float | None = None  # beam: log-probability / length penalty, of 2 or more beams with the coverage penalty
     log_prob: float | None = None  # sample, mbr, labels, spans, masks: natural logarithm of its probability
-    utility: float | None = None  # mbr: its expected utility
+    utility: float | None = None  # mbr: its expected utility; decode.rerank: its score
     labels: Mapping[str, float] | None = None  # every label's probability, the most probable first
     alignment: Alignment | None = None  # if requested
     tags: tuple[TaggedWord, ...] | None = None  # of all words, if each is answered

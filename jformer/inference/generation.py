@@ -97,6 +97,8 @@ def make_setup(
         mesh: over whose data and fsdp the rows are split.
     """
     unread: dict[str, Any] = {name: DEFAULTS[name] for name in NO_PROGRAM_READS}
+    if options.rerank:  # of all candidates
+        unread |= {"rerank": "", "n_best": options.hypotheses}
     return SearchSetup(
         models=tuple(models),
         options=dataclasses.replace(options, **unread),

@@ -152,7 +152,9 @@ class Inputs:
             ids = next(encoded)
             self.counts[UNKNOWN] += self.side.symbols.unk in ids
             parts = self._fit(ids, request)
-            yield [Piece(part, request.line, languages=request.languages) for part in parts]
+            texts = [request.text] if len(parts) == 1 else map(self.tokenizers[0].decode, parts)
+            both = zip(parts, texts, strict=True)
+            yield [Piece(part, request.line, languages=request.languages, text=text) for part, text in both]
 
     def _encode(self, requests: Sequence[Request]) -> list[Sequence[int]]:
         """Return the sequences of texts, each with the symbols of its languages."""

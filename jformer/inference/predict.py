@@ -186,14 +186,17 @@ class Predictor:
         groups = self.inputs.pieces(asked)
         pieces = [piece for group in groups for piece in group]
         searched = self._search(self.prepared_params, pieces, self.on_answered)
-        for some in whole_groups([*map(len, groups)], searched):
+        batches = whole_groups([*map(len, groups)], searched)
+        if self.config.decode.ranked_by:  # a command is started once
+            batches = iter([{i: each for some in batches for i, each in some.items()}])
+        for some in batches:
             answers = self.answers([groups[i] for i in some], [each for found in some.values() for each in found])
             yield dict(zip(some, answers, strict=True))
 
     def answers(self, groups: Sequence[Sequence[Piece]], found: Sequence[Found]) -> list[list[Output]]:
         """Return the outputs for every request, given as its pieces, from the results for all pieces in order."""
         pieces = [piece for group in groups for piece in group]
-        outputs = [self._outputs(piece, each) for piece, each in zip(pieces, found, strict=True)]
+        outputs = self._outputs(pieces, found)
         if self.config.decode.alignments:
             outputs = list(self._align(pieces, outputs))
         answers = iter(outputs)
@@ -340,31 +343,27 @@ class Predictor:
             return join(answers, self.config.decode)
         return join_outputs(answers, self.inputs.symbols.eos, written_language(self.config, pieces))
 
-    def _outputs(self, piece: Piece, found: Found) -> list[Output]:
-        """Return the results for a piece as texts; samples of mbr are ranked by utility."""
-        options = self.config.decode
-        if not isinstance(found, NBest):
-            return HEADS[self.task.answer].read(found, self.tokenizers[1], piece)
+    def _outputs(self, pieces: Sequence[Piece], found: Sequence[Found]) -> list[list[Output]]:
+        """Return the results for every piece as texts, best first."""
+        options, both = self.config.decode, zip(pieces, found, strict=True)
+        if self.task.answer in HEADS:
+            return [HEADS[self.task.answer].read(each, self.tokenizers[1], piece) for piece, each in both]
+        outputs = [self._candidates(piece, cast(NBest, each)) for piece, each in both]
+        if options.search == "mbr" or options.rerank:
+            from jformer.inference.ranking import by_utility  # imports sacreBLEU, which other searches do without
+
+            texts = [[self.tokenizers[1].decode(output.ids) for output in each] for each in outputs]
+            outputs = by_utility(self.config, pieces, outputs, texts)
+        outputs = [each[: options.returned] for each in outputs]
+        written = [output.ids for each in outputs for output in each]
+        self.counts[TRUNCATED] += sum(self.inputs.symbols.eos not in ids for ids in written)
+        return [each or [self._output([], [], -math.inf)] for each in outputs]
+
+    def _candidates(self, piece: Piece, found: NBest) -> list[Output]:
+        """Return the outputs that a search has found for a piece."""
         prompt = piece.ids if self.task.answer == "continuation" else ()
-        outputs = [
-            self._output([*prompt, *ids], ids, value)
-            for ids, value in zip(found.tokens, found.scores, strict=True)
-            if ids
-        ]
-        if options.search == "mbr" and outputs:
-            outputs = self._by_utility(outputs)
-        outputs = outputs[: options.returned]
-        self.counts[TRUNCATED] += sum(self.inputs.symbols.eos not in output.ids for output in outputs)
-        return outputs or [self._output([], [], -math.inf)]
-
-    def _by_utility(self, samples: Sequence[Output]) -> list[Output]:
-        """Return the distinct samples of an input by their expected utility, best first."""
-        from jformer.decoding.mbr import rank  # imports sacreBLEU, which other searches do without
-        from jformer.tasks.metrics import tokenization
-
-        texts = [self.tokenizers[1].decode(output.ids) for output in samples]
-        order, utilities = rank(texts, self.config.decode.mbr_utility, tokenization(self.config))
-        return [samples[i]._replace(utility=utility) for i, utility in zip(order, utilities, strict=True)]
+        both = zip(found.tokens, found.scores, strict=True)
+        return [self._output([*prompt, *ids], ids, value) for ids, value in both if ids]
 
     def _output(self, written: Sequence[int], ids: Sequence[int], value: float) -> Output:
         """Return ids as text, with the number that this kind of search computes."""

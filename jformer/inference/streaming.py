@@ -40,8 +40,9 @@ def refuse_streaming(answer: str, options: DecodeConfig) -> None:
     """Raise UserError for answers that are only known when they are complete."""
     if not answer or answer in HEADS:
         raise UserError("this run's answers are not written token by token: leave out `stream`")
-    if options.search == "mbr":
-        raise UserError("decode.search='mbr' chooses among whole samples, which cannot be streamed: leave out `stream`")
+    if options.search == "mbr" or options.rerank:
+        key = "decode.rerank" if options.rerank else "decode.search='mbr'"
+        raise UserError(f"{key} chooses among whole outputs, which cannot be streamed: leave out `stream`")
 
 
 @functools.lru_cache(KEPT)

@@ -31,6 +31,7 @@ from jformer.tasks.metrics import tokenization
 from jformer.tasks.mlm import mlm
 from jformer.tasks.prefix_lm import prefix_lm
 from jformer.tasks.qa import qa
+from jformer.tasks.scoring_command import with_commands
 from jformer.tasks.tag import tag
 from jformer.tasks.task import CLASSES, Task, own_loss, sized
 from jformer.tasks.translate import translate
@@ -91,6 +92,14 @@ def build_task(config: Config) -> Task:
         temperature=config.optim.temperature,
         symmetric=config.optim.symmetric,
     )
+    if config.evaluate.command and task.answer == "text":
+        task = task._replace(score=with_commands(config, task.score))
+    elif config.evaluate.command and not (config.decode.ranked_by and task.answer == "continuation"):
+        hint = ", or name it in decode.rerank or decode.mbr_utility" if task.answer == "continuation" else ""
+        raise UserError(
+            f"evaluate.command={config.evaluate.command!r}: task={config.task!r} has no answers that are texts with "
+            f"references: leave it out{hint}"
+        )
     if config.optim.loss == "task":
         return task
     return task._replace(loss=own_loss(config.optim.loss, task.loss))

@@ -30,6 +30,7 @@ class ScoreEntry(TypedDict):
     signature: NotRequired[str]  # sacreBLEU's, which makes scores comparable
     details: NotRequired[str]
     by_group: NotRequired[dict[str, float]]  # for examples, or spans in them, of several kinds
+    segments: NotRequired[list[float]]  # that a command gave each output; a file of the run's outputs holds them
     notes: NotRequired[list[str]]  # what a reader of the score should know, shown once
 
 

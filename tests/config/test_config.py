@@ -229,6 +229,11 @@ RANGES = [
     ("optim.b2", 0.99999999999, "is 1 in float32"),
     ("evaluate.during", ("macro_f1",), "bleu"),
     ("evaluate.during_examples", 0, "at least 1"),
+    ("evaluate.command", "python 'a.py", "No closing quotation"),
+    ("evaluate.command", "python a.py; b/a --fast", "another score is named 'a', too: rename its file"),
+    ("evaluate.command", "bleu.sh", "another score is named 'bleu', too"),
+    ("decode.mbr_utility", "comet", "choose one of: chrf, bleu"),
+    ("decode.rerank", "comet", "is the name of no evaluate.command: which is empty"),
     ("train.best_by", "bleu", "loss"),
     *(
         (f"train.{key}", 0, "at least 1")
@@ -349,6 +354,14 @@ COMBINATIONS = [
         "decode.ensemble combines searches, but task='tag' answers in one pass: leave it out",
     ),
     (
+        {"decode.search": "mbr", "decode.samples": 4, "decode.rerank": "a", "evaluate.command": "a"},
+        "decode.rerank='a' with decode.search='mbr', which ranks by itself",
+    ),
+    (
+        {"decode.beam_size": 1, "decode.rerank": "a", "evaluate.command": "a"},
+        "decode.search='beam', with one candidate: raise beam_size or samples",
+    ),
+    (
         {"task": "classify", "model.family": "encoder", "model.head.pooling": "none", "data.source": "labelled"},
         "model.head.pooling='none' classifies each token: task='classify' needs one vector for each text",
     ),
@@ -414,7 +427,7 @@ ALLOWED = {
     "train.checkpoint_minutes",
     "data.dir", "data.cache_dir", "data.test",
     "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
-    "evaluate.during", "evaluate.during_examples",
+    "evaluate.during", "evaluate.during_examples", "evaluate.command", "evaluate.command_seconds",
     *(f"decode.{field.name}" for field in dataclasses.fields(DecodeConfig)),
     "mesh.data", "mesh.fsdp", "mesh.tensor", "model.execution.remat", "model.execution.unroll",
     "model.execution.attention_chunk", "model.execution.attention_kernel", "model.execution.rows",

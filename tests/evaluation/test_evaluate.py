@@ -12,8 +12,8 @@ from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate, report_scores
 
 
-def report(workdir="runs/a", **decode):
-    config = resolve({"task": "translate", "data": {"dir": "nowhere"}})
+def report(workdir="runs/a", command="", **decode):
+    config = resolve({"task": "translate", "data": {"dir": "nowhere"}, "evaluate": {"command": command}})
     config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, **decode))
     return report_scores({"test": {"bleu": {"score": 30.0}}}, config, Path(workdir))
 
@@ -26,6 +26,8 @@ def test_a_wider_beam_is_recommended_where_there_is_a_beam():
 def test_a_folder_with_a_space_is_quoted():
     assert "--workdir='runs/my first' --mode=predict" in report("runs/my first")
     assert "--logdir='runs/my first' " in report("runs/my first")
+    named = "--workdir=runs/a --config.evaluate.command='python comet.py' --mode="
+    assert report(command="python comet.py").count(named) == 2
 
 
 def test_scores_do_not_go_into_another_run(tmp_path):

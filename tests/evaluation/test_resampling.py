@@ -169,17 +169,25 @@ def taggers(tmp_path_factory):
         (run / "outputs").mkdir()
         (run / "outputs" / "test.txt").write_text("".join(f"{line}\n" for line in outputs))
         entry = {"checksum": split.fingerprint, **{key: scores[key] for key in ("macro_f1", "accuracy")}}
+        both = zip(outputs, pairs, strict=True)  # as a command of that name would leave them
+        segments = [sum(map(str.__eq__, line.split(), pair.target.split())) / 3 for line, pair in both]
+        (run / "outputs" / "test.comet.txt").write_text("".join(f"{value}\n" for value in segments))
+        scores["comet"] = {"score": sum(segments) / len(segments)}
+        entry["comet"] = scores["comet"]
         (run / "results.json").write_text(json.dumps({"run": {}, "test": entry}))
         found[name] = (run, scores)
     return found
 
 
-@pytest.mark.parametrize("name", ["macro_f1", "accuracy"])
+@pytest.mark.parametrize("name", ["macro_f1", "accuracy", "comet"])
 def test_two_runs_are_compared_by_their_lines(taggers, name):
     arms = [Arm(label, {0: scores[name]["score"]}, {0: run}) for label, (run, scores) in taggers.items()]
     (_, better), notes = compare_arms(arms, "worse", f"test/{name}")
     assert better.difference.p < 0.05
     assert "p of a paired bootstrap of the outputs (1,000 samples)" in notes[0]
+    run, scores = taggers["worse"]
+    found = intervals(records.saved_config(run), run, {"test": {name: scores[name], "checksum": ""}})
+    assert 0 < found["test", name] < scores[name]["score"]
 
 
 def test_shares_are_tested_over_seeds_where_there_are_several(taggers):

@@ -4,19 +4,21 @@ import copy
 import dataclasses
 import functools
 import itertools
+import sys
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+from jformer import plugins
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.weights import average_steps
 from jformer.config import load_config, resolve, save_config
 from jformer.data.tokenizers import BOS, EOS, PAD, LabelTokenizer, learn
 from jformer.data.tokenizers.numbers import NumberTokenizer
 from jformer.decoding.decode_config import DecodeConfig
-from jformer.decoding.mbr import rank
+from jformer.decoding.mbr import chrf, rank
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, TRUNCATED, Output, Piece, Request
 from jformer.inference.batching import NBest
@@ -149,9 +151,59 @@ def test_samples_depend_on_their_line_alone(predictor):
 def test_minimum_bayes_risk_ranks_the_samples(predictor):
     samples = ask(predictor(search="sample", samples=6), TEXTS[:3])
     for drawn, ranked in zip(samples, ask(predictor(search="mbr", samples=6, n_best=2), TEXTS[:3]), strict=True):
-        order, utilities = rank([output.text for output in drawn], "chrf")
+        texts = [output.text for output in drawn]
+        order, utilities = rank(texts, chrf([*dict.fromkeys(texts)]))
         assert [output.text for output in ranked] == [drawn[i].text for i in order[:2]]
         assert [output.utility for output in ranked] == utilities[:2] or not drawn[0].ids
+
+
+# The share of characters of the answer that the reference, or else the source, has at the same place.
+AGREEMENT = """
+import json, sys
+for line in sys.stdin:
+    record = json.loads(line)
+    answer, other = record["answer"], (record["references"] or [record["source"]])[0]
+    print(sum(map(str.__eq__, answer, other)) / max(len(answer), 1))
+"""
+
+
+@pytest.fixture(scope="module")
+def agreement(tmp_path_factory):
+    """Return the config of evaluation and of the cache with a command of that name."""
+    folder = tmp_path_factory.mktemp("agreement")
+    (folder / "agreement.py").write_text(AGREEMENT)
+    plugins.allow(command := f"{sys.executable} -S {folder}/agreement.py")
+    return {"evaluate": {"command": command}, "data": {"cache_dir": str(folder)}}
+
+
+def agree(answer, other):
+    return sum(map(str.__eq__, answer, other)) / max(len(answer), 1)
+
+
+def test_a_command_is_the_utility_of_minimum_bayes_risk(tiny, agreement):
+    model, params = tiny(vocab_size=ROWS, **MODEL)
+    build = functools.partial(untrained.predictor, model, params, samples=5, batch_size=2, max_extra_length=4)
+    samples = ask(build(search="sample"), TEXTS[:4])
+    ranked = ask(build(search="mbr", n_best=5, mbr_utility="agreement", **agreement), TEXTS[:4])
+    for drawn, outputs in zip(samples, ranked, strict=True):
+        texts = [output.text for output in drawn]
+        expected = {text: np.mean([agree(text, other) for other in texts]) for text in texts if drawn[0].ids}
+        assert {output.text: output.utility for output in outputs if output.ids} == pytest.approx(expected)
+        utilities = [output.utility for output in outputs if output.ids]
+        assert utilities == sorted(utilities, reverse=True)
+
+
+@pytest.mark.parametrize("options", [{"beam_size": 4}, {"search": "sample", "samples": 4}], ids=["beam", "sample"])
+def test_a_command_reranks_all_candidates_without_references(tiny, agreement, options):
+    model, params = tiny(vocab_size=ROWS, **MODEL)
+    build = functools.partial(untrained.predictor, model, params, batch_size=2, max_extra_length=4, **options)
+    every = ask(build(n_best=4) if "beam_size" in options else build(), TEXTS[:4])
+    best = ask(build(n_best=2, rerank="agreement", **agreement), TEXTS[:4])
+    for source, candidates, outputs in zip(TEXTS, every, best, strict=False):
+        scores = sorted((agree(output.text, source) for output in candidates if output.ids), reverse=True)
+        assert [output.utility for output in outputs if output.ids] == scores[:2]
+        assert all(output.utility == agree(output.text, source) for output in outputs if output.ids)
+        assert {output.text for output in outputs} <= {output.text for output in candidates}
 
 
 def test_samples_that_are_all_empty_are_an_empty_answer(predictor, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jformer.data.tokenizers.symbols import EOS
-from jformer.decoding.mbr import rank
+from jformer.decoding.mbr import chrf, rank
 from jformer.inference.predict import load
 from jformer.models.recurrent_config import RecurrentConfig
 from tests.inference.untrained import TEXTS, settings_of, write_run
@@ -30,7 +30,8 @@ def test_samples_are_drawn_line_by_line_and_the_best_of_them_is_that_of_all(gene
     samples = generate(search="sample", samples=6, seed=3)
     assert len({output.text for output in samples[2]}) > 3
     for drawn, (best, *_) in zip(samples, generate(search="mbr", samples=6, seed=3, n_best=1), strict=True):
-        order, utilities = rank([output.text for output in drawn], "chrf")
+        texts = [output.text for output in drawn]
+        order, utilities = rank(texts, chrf([*dict.fromkeys(texts)]))
         assert best.text == drawn[order[0]].text
         assert not best.text or best.utility == pytest.approx(utilities[0], abs=1e-3)
 

@@ -52,12 +52,20 @@ def settings_of(workdir, **decode):
 
 
 def predictor(
-    model, params, task="translate", tokenizers=(CHARS, CHARS), data=None, copies=0, mesh=None, prepare=True, **decode
+    model,
+    params,
+    task="translate",
+    tokenizers=(CHARS, CHARS),
+    data=None,
+    copies=0,
+    mesh=None,
+    prepare=True,
+    evaluate=None,
+    **decode,
 ):
     """Return the Predictor of a model: an ensemble with so many copies of itself, with these options of decoding."""
-    config = resolve(
-        {"task": task, "model": {"family": model.config.family}, "data": {"dir": "nowhere", **(data or {})}}
-    )
+    options = {"data": {"dir": "nowhere", **(data or {})}, "evaluate": evaluate or {}}
+    config = resolve({"task": task, "model": {"family": model.config.family}, **options})
     config = dataclasses.replace(config, decode=DecodeConfig(**decode))
     run = Trained(config=config, task=build_task(config), tokenizers=tokenizers, model=model, params=params)
     return Predictor(run, [run] * copies, mesh, prepare)

@@ -115,6 +115,21 @@ def agree(value: Value, combine: Callable[[list[Value]], Result]) -> Result:
     return combine([value]) if _service is None else _service.agree(value, combine)
 
 
+def from_main_process(find: Callable[[], Result]) -> Result:
+    """Return what process 0 finds, as plain JSON, in all processes, or raise its UserError in all of them."""
+    found: list[Result] = []
+    refusal = ""
+    if is_main_process():
+        try:
+            found = [find()]
+        except UserError as error:
+            refusal = str(error)
+    agreed, refused = agree((found, refusal), lambda values: values[0])
+    if refused:
+        raise UserError(refused)
+    return agreed[0]
+
+
 def barrier() -> None:
     """Wait until all processes have called this."""
     agree(None, len)

@@ -14,7 +14,7 @@ from etils.epath import Path
 from jformer.config.options import TEXT_SCORES
 from jformer.errors import UserError
 from jformer.evaluation import records
-from jformer.evaluation.resampling import SHARES, is_resampled, resample
+from jformer.evaluation.resampling import SHARES, is_resampled, resample, resample_segments
 from jformer.evaluation.statistics import SAMPLES, Difference, Estimate, Resampled, estimate, holm, paired_difference
 from jformer.tools.pages import plots
 from jformer.tools.pages.plots import PlottedLine
@@ -128,7 +128,8 @@ def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resam
     for run, entry, lines in zip(runs, entries, outputs, strict=True):
         if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(pairs):
             raise UserError(f"{run}: was scored with another test set {key!r} than {baseline}")
-    found = resample(records.saved_config(baseline), name, outputs, pairs)
+    found = resample_segments([records.segment_scores(run, key, name) for run in runs])
+    found = found or resample(records.saved_config(baseline), name, outputs, pairs)
     for run, entry, again in zip(runs, entries, found, strict=True):
         if not math.isclose(entry[name]["score"], again.score, abs_tol=1e-6):
             raise UserError(
@@ -152,7 +153,9 @@ def _tests(
     student = {label: found.p for label, found in differences.items() if found.p is not None}
     test, (key, _, name) = "p of paired t tests", metric.partition("/")
     run = next(iter(base.runs.values()), None)
-    if not run or key not in records.results(run) or not is_resampled(records.saved_config(run), name):
+    if not run or key not in records.results(run):
+        return student, test
+    if not is_resampled(records.saved_config(run), name) and not records.segment_scores(run, key, name):
         return student, test
     if name in SHARES and student:
         return student, test

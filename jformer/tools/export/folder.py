@@ -85,6 +85,8 @@ def _check(config: Config, format: str, target: Path) -> None:  # noqa: A002
         raise UserError(f"task={config.task!r} cannot be exported: only translate can, a text for a text")
     if config.decode.ensemble:
         raise UserError("decode.ensemble cannot be exported, one model can: leave it empty")
+    if config.decode.rerank:
+        raise UserError("decode.rerank cannot be exported: it starts a command; leave it empty")
     new_directory(target, "--output=")
     try:
         importlib.import_module(NEEDS[format])
