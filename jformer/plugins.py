@@ -49,7 +49,7 @@ def check_command(key: str, command: str) -> None:
     if command not in _allowed:
         raise UserError(
             f"{key}={command!r} comes from a saved config, so it is not run: if you trust it, name it again by "
-            f"--config.{key}"
+            f"--config.{key}, or in jformer.plugins.allow"
         )
 
 

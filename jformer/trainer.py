@@ -61,14 +61,8 @@ from jformer.training.state import Progress, TrainState, create_state
 from jformer.training.step import make_train_step
 from jformer.training.validation import Validation, answered_examples, forget_best, validate
 
-GREEDY: dict[str, Any] = {
-    "search": "beam",
-    "beam_size": 1,
-    "beam_groups": 1,
-    "n_best": 1,
-    "alignments": False,
-    "rerank": "",
-}
+ONES = ("beam_size", "beam_groups", "n_best")
+GREEDY: dict[str, Any] = {"search": "beam", "alignments": False, "rerank": "", **dict.fromkeys(ONES, 1)}
 
 
 def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = loop) -> bool:

@@ -129,14 +129,8 @@ class DecodeConfig:
         Unless answers are `searched` for, no beam limits n_best.
         """
         check_part("decode.search", self.search, SEARCHES)
-        choices = {"ensemble_average": AVERAGES, "inputs": INPUTS}
-        for key, allowed in {
-            **choices,
-            "outputs": OUTPUTS,
-            "overlong": OVERLONG,
-            "dtype": DTYPES,
-            "pooling": POOLINGS,
-        }.items():
+        choices = {"inputs": INPUTS, "outputs": OUTPUTS, "overlong": OVERLONG, "dtype": DTYPES, "pooling": POOLINGS}
+        for key, allowed in {"ensemble_average": AVERAGES, **choices}.items():
             if getattr(self, key) not in allowed:
                 names = ", ".join(map(repr, allowed))
                 raise UserError(f"decode.{key}={getattr(self, key)!r}; choose one of: {names}")

@@ -22,7 +22,6 @@ from jformer.config.options import Config, score_commands
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
-from jformer.integrity import digest_of, parse_json
 from jformer.parallel import processes
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
@@ -77,8 +76,8 @@ def segment_scores(config: Config, name: str, segments: Sequence[Segment]) -> li
     lines = [json.dumps(segment._asdict()) for segment in segments]
 
     def score() -> list[float]:
-        known = [str(path) for path in map(Path, shlex.split(command)) if path.is_file()]
-        identity = digest_of([command, *(digest(Path(path)).sha256 for path in known)])
+        files = [path for path in map(Path, shlex.split(command)) if path.is_file()]
+        identity = " ".join([command, *(digest(path).sha256 for path in files)])
         with _open_cache(Path(config.data.cache_dir).expanduser() / "scores.sqlite") as cache:
             keys = {line: hashlib.sha256(f"{identity} {line}".encode()).digest() for line in lines}
             found = {line: row[0] for line, key in keys.items() if (row := cache.execute(SELECT, [key]).fetchone())}
@@ -131,7 +130,7 @@ def _run(command: str, lines: Sequence[str], seconds: float) -> list[float]:
 def _number(line: str) -> float:
     """Return the number in a line of a command; NaN for anything else."""
     try:
-        value = parse_json(line)
+        value = json.loads(line)
         score = value["score"] if isinstance(value, dict) else value
         return math.nan if isinstance(score, bool) else float(score)
     except (ValueError, TypeError, KeyError, OverflowError):
