@@ -74,9 +74,10 @@ def test_an_input_is_split_where_sentences_or_words_end(text, parts):
 
 def test_prefix_and_phrases_become_tokens():
     (found,), _ = inputs(limit=4).pieces([Request("ab", "cd", ("e", "fg", ""), 6), Request("a")])
-    assert found == Piece([*ids("ab"), EOS], 6, ids("cd"), [[ids("e")], [ids("fg")]])
+    assert found == Piece([*ids("ab"), EOS], 6, ids("cd"), [[ids("e")], [ids("fg")]], text="ab")
     first, second = inputs(limit=4, overlong="split").pieces([Request("abcde", "cd")])[0]
     assert (first.prefix, second.prefix) == (ids("cd"), ())
+    assert (first.text, second.text) == ("abc", "de")
 
 
 REFUSED = {
