@@ -22,6 +22,7 @@ from jformer.config.options import Config, score_commands
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
+from jformer.integrity import parse_json
 from jformer.parallel import processes
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
@@ -130,7 +131,7 @@ def _run(command: str, lines: Sequence[str], seconds: float) -> list[float]:
 def _number(line: str) -> float:
     """Return the number in a line of a command; NaN for anything else."""
     try:
-        value = json.loads(line)
+        value = parse_json(line)
         score = value["score"] if isinstance(value, dict) else value
         return math.nan if isinstance(score, bool) else float(score)
     except (ValueError, TypeError, KeyError, OverflowError):
