@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jformer.training.state import create_state
     from jformer.training.step import make_train_step
 
-PARTS = {  # of a loop of one's own → where they are, imported on first use
+PARTS = {  # of a user's own training loop → where they are, imported on first use
     "ModelConfig": "jformer.models:ModelConfig",
     "activations": "jformer.models.interventions:activations",
     "adapted_loss": "jformer.tasks.task:adapted_loss",

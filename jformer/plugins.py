@@ -1,6 +1,6 @@
-"""Parts that a config names: built-in ones by a short name, one's own as `package.module:function`.
+"""Parts that a config names: built-in ones by a short name, user-defined ones as `package.module:function`.
 
-A table maps short names to parts, or to import paths that are resolved on first use. A part of one's own is imported
+A table maps short names to parts, or to import paths that are resolved on first use. A user-defined part is imported
 only if its module was allowed in this process: by `allow`, which commands call for the parts named in their config file
 and arguments, or by the environment (JFORMER_PARTS=my_package,other.module). The config.json of a run may come from a
 stranger, so naming a part there is not enough to import it.
@@ -29,12 +29,12 @@ _recorded: dict[str, str] = {}
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name is that of a part of one's own, `package.module:function`."""
+    """Return whether a name is that of a user-defined part, `package.module:function`."""
     return PLACE.fullmatch(name) is not None
 
 
 def check_part(key: str, name: str, choices: Collection[str]) -> None:
-    """Raise UserError unless a name is one of the choices, or has the form of a part of one's own."""
+    """Raise UserError unless a name is one of the choices, or has the form of a user-defined part."""
     if not (isinstance(name, str) and is_own(name)):
         check_choice(key, name, choices, f", or name {OWN}")
 

@@ -176,7 +176,7 @@ def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTran
 
 
 def check_layer(**options: Any) -> None:
-    """Check a decoder with a layer of one's own: `check_layer(norm_type="my_layers:norm")`, after `plugins.allow`.
+    """Check a decoder with a user-defined layer: `check_layer(norm_type="my_layers:norm")`, after `plugins.allow`.
 
     Its logits must be finite and causal, and decoding token by token with the cache must give the logits of one pass
     over the whole text.

@@ -1,4 +1,4 @@
-"""Parts of one's own: what may be imported, what a run records of them, and what is reported."""
+"""User-defined parts: what may be imported, what a run records of them, and what is reported."""
 
 import json
 import os

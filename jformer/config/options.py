@@ -29,7 +29,7 @@ TASKS = {  # task → the families that can learn it
     "qa": ("encoder",),
     "embed": ("encoder", "decoder", "encdec"),
 }
-PARTS = (  # keys whose values may name a part of one's own; data.mixture has a source in each of its corpora
+PARTS = (  # keys whose values may name a user-defined part; data.mixture has a source in each of its corpora
     *("task", "data.source", "data.tokenizer", "optim.optimizer", "optim.schedule", "optim.loss"),
     *("evaluate.scores", "evaluate.during"),
     *("model.attention", "model.feed_forward", "model.activation", "model.norm_type", "model.positions"),
@@ -241,7 +241,7 @@ def final_scores(config: Config) -> tuple[str, ...]:
 
 
 def is_open(schedule: str) -> bool:
-    """Return whether a schedule's rates are independent of train.num_steps; not assumed of one's own schedules."""
+    """Return whether a schedule's rates are independent of train.num_steps; not assumed of user-defined ones."""
     return schedule in OPEN_SCHEDULES
 
 

@@ -27,7 +27,7 @@ KNOWN = (  # options that the counts depend on, or that change no product
     *("relative", "vision", "head", "recurrent", "mup", "execution"),
     "lora",  # whose products are small
     "window",  # pairs that it hides are computed
-    *("attention", "feed_forward"),  # layers of one's own count as those that they replace
+    *("attention", "feed_forward"),  # user-defined layers count as those that they replace
 )
 PLACES = {  # of parameters along the forward pass: a pattern of their names → the place, and the part of its products
     r"^(source_)?(embedding|input)/|^class_token|^distances": (0, ""),

@@ -23,7 +23,7 @@ CHOICES = {
     "dtype": ("float32", "bfloat16", "auto"),
     "precision": ("default", "high", "highest"),
 }
-OPEN = ("norm_type", "positions", "activation")  # keys of CHOICES that may name a part of one's own
+OPEN = ("norm_type", "positions", "activation")  # keys of CHOICES that may name a user-defined part
 LAYERS = {"attention": ("multi_head",), "feed_forward": ("projections",)}  # the same, of one built-in choice each
 REMAT = ("none", "dots", "full")
 KERNELS = ("auto", "own", "cudnn", "splash")

@@ -62,7 +62,7 @@ def parameter_names(params: PyTree) -> PyTree:
 def parameter_specs(params: PyTree) -> PyTree:
     """Return the PartitionSpec of each parameter (or its shape), which its gradient and moments share.
 
-    A parameter of a name that the table does not know, as a layer of one's own may have, is whole on every device.
+    A parameter of a name that the table does not know, as a user-defined layer may have, is whole on every device.
     Raises ValueError for one that has fewer axes than its row there.
     """
 

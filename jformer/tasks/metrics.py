@@ -91,7 +91,7 @@ def text_scores(
         references: one or several whole texts, as `reference_texts` gives them.
         tokenize: that of BLEU, as `tokenization` gives it; "none" takes text as it is tokenized already.
         lowercase: for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway.
-        names: of the scores, or of one's own: `package.module:function` of hypotheses and references → float.
+        names: of the scores, or user-defined: `package.module:function` of hypotheses and references → float.
 
     Raises UserError for a tokenization that is not available, ValueError for lists that are empty or do not belong
     together.
