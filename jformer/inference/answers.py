@@ -26,7 +26,7 @@ CUT, SPLIT, EMPTY, UNKNOWN, TRUNCATED = (
 )
 
 
-AnyPair = TypeVar("AnyPair", bound=tuple[str, str | None])
+AnyPair = TypeVar("AnyPair", bound=tuple[str, str | None] | Pair)
 T = TypeVar("T")
 
 

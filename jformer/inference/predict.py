@@ -254,8 +254,8 @@ class Predictor:
 
         Raises UserError for a task without targets, for anything but a list of pairs of texts, and for NaN scores.
         """
-        usage, given = "score([('a source', 'its target')])", cast("Iterable[tuple[str, str]]", pairs)
-        checked = check_pairs(given, usage, one_line=not self.inputs.continues)
+        usage = "score([('a source', 'its target')])"
+        checked = check_pairs(pairs, usage, one_line=not self.inputs.continues)
         if self.task.answer not in ("text", "continuation"):
             raise UserError(f"task={self.config.task!r} has no targets to score; --mode=evaluate scores its test sets")
         if self.config.decode.overlong == "split":
