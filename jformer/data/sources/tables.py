@@ -28,7 +28,7 @@ ROWS = 1_024  # read at a time
 def open_split(config: SourceConfig, split: str) -> Split:
     """Open SPLIT.parquet or SPLIT.arrow, or several shards.
 
-    Raises UserError for a damaged file and a missing column.
+    Raises UserError for a file that is cut short and a missing column.
     """
     paths = [path for (path,) in find_shards(config.dir, split, [(".parquet",), (".arrow",)])]
     names = (config.source_language, config.target_language)
