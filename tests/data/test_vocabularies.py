@@ -140,7 +140,7 @@ def test_a_given_model_cuts_as_before_behind_our_symbols_and_those_added(tmp_pat
     assert cut == [[theirs.id_to_piece(i) for i in ids if i != theirs.unk_id()] for ids in theirs.encode(lines)]
     assert ours.decode(ours.encode(["das Haus ⁇"])[0]) == "das Haus ⁇"
     (tmp_path / "no").write_bytes(b"no model")
-    with pytest.raises(UserError, match="no sentencepiece model"):
+    with pytest.raises(UserError, match="not a sentencepiece model"):
         learned(tmp_path / "t", both(kind), vocabulary=str(tmp_path / "no"))
 
 
