@@ -15,7 +15,7 @@ SHOWN = {"heartbeat.json": False, "digests.json": ["digests.json"]}  # what is t
 LIBRARY = ("questions, replace", "pairs as JSON, replace", "tagged words as JSON, replace")  # read as those that refuse
 ELSEWHERE = {
     # What was just written, as it reads.
-    "evaluation/results.py", "inference/output_file.py", "tools/hf/embedding_rows.py",
+    "evaluation/results.py", "inference/output_file.py",
     "data/corpus.py", "data/sources/generated_cache.py",  # behind a digest of the file
     "data/tokenizers/pretrained.py",  # which the library of tokenizers has read before
     "parallel/processes/service.py", "parallel/processes/meeting.py",  # between processes

@@ -46,8 +46,8 @@ class Pair:
         source = tensors.Tensors(directory, functools.partial(convert.renamed, self.family))
         if convert.BIAS in source.found:
             self.fields[LOGITS_BIAS] = bool(source.read(convert.BIAS).any())
-        self.model = convert.read_model(self.family, self.fields, self.task, source)
-        self.params = convert.read_params(self.family, self.model, self.task, source, make_mesh(1))
+        self.found = convert.read_model(self.family, self.fields, self.task, source)
+        self.model, self.params = self.found.model, convert.read_params(self.found, make_mesh(1))
         self.batch = self.draw(rng)
 
     def draw(self, rng):

@@ -5,9 +5,11 @@ cross-attention in another. Positions come as tables. What our search never writ
 the logits that no model outweighs; rows past the tokenizer's vocabulary are left out.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -142,8 +144,7 @@ def _fill_side(
     if config.norm == "pre":
         _fill_norm(spec.layer_norm, stack["final_norm"])
     for i, layer in enumerate(spec.layer):
-        block = _layer(stack["block"], i)
-        _fill_block(config, layer, block)
+        _fill_block(config, layer, jax.tree.map(operator.itemgetter(i), stack["block"]))
         if config.positions == "relative":
             layer.self_attention.relative_attention_bias = _array(stack["position_bias"]["embedding"])
             layer.self_attention.relative_attention_max_distance = np.int32(config.relative.max_distance)
@@ -195,11 +196,6 @@ def _fill_norm(spec: Any, norm: Layer) -> None:
     spec.gamma = _array(norm["scale"])
     if hasattr(spec, "beta"):
         spec.beta = _array(norm.get("bias", np.zeros_like(spec.gamma)))
-
-
-def _layer(block: Layer, i: int) -> dict[str, Any]:
-    """Return layer i of stacked parameters."""
-    return {name: _layer(leaf, i) if isinstance(leaf, Mapping) else leaf[i] for name, leaf in block.items()}
 
 
 def _array(leaf: Any) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jformer.config.options import Config
@@ -56,7 +57,7 @@ def build_program(
     prompt = np.array([symbols.bos, *symbols.before], np.int32)
     before = len(symbols.before)  # these take positions, too
     model, params = _with_table(model, params, longest + before)
-    named = _flatten(params)
+    named = flatten_dict(params, sep="/")
     placed = model.config.max_length - before if model.config.positions == "learned" else longest
     most = min(options.max_length or longest, placed)
 
@@ -73,7 +74,7 @@ def build_program(
         }
         room = length + options.max_extra_length
         setup = make_setup((model,), options, vocabulary, symbols)
-        decoded = begin_search(setup, (_unflatten(named),), batch, room).run()
+        decoded = begin_search(setup, (unflatten_dict(named, sep="/"),), batch, room).run()
         return decoded.tokens, decoded.scores, decoded.lengths
 
     rows, length = jax.export.symbolic_shape("b, s", constraints=(f"s <= {config.data.max_source_length}",))
@@ -99,22 +100,3 @@ def _with_table(model: Model, params: Mapping[str, PyTree], longest: int) -> tup
     inputs = {name: {**params.get(name, {}), **table} for name in ("source_input", "target_input")}
     config = dataclasses.replace(model.config, positions="learned", max_length=longest)
     return build_model(config), {**params, **inputs}
-
-
-def _flatten(params: Mapping[str, PyTree], path: str = "") -> dict[str, np.ndarray]:
-    """Return a tree as names such as encoder/block/self_attn/q/kernel → arrays."""
-    named: dict[str, np.ndarray] = {}
-    for name, below in params.items():
-        named |= _flatten(below, f"{path}{name}/") if isinstance(below, Mapping) else {f"{path}{name}": below}
-    return named
-
-
-def _unflatten(named: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, PyTree] = {}
-    for name, leaf in named.items():
-        *parents, last = name.split("/")
-        inner = tree
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = leaf
-    return tree

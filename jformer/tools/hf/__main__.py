@@ -91,10 +91,9 @@ def do(options: argparse.Namespace) -> None:
     """Run the command and print its result; raise UserError if it cannot be done."""
     from jformer.parallel import processes
     from jformer.tools.hf.convert import Texts, import_model
-    from jformer.tools.hf.extend import extend
+    from jformer.tools.hf.embedding_rows import extend, prune
     from jformer.tools.hf.hub import find_model
     from jformer.tools.hf.peft import CONFIG, export_adapter, import_adapter
-    from jformer.tools.hf.prune import prune
     from jformer.tools.hf.unpickle import unpickle
     from jformer.tools.hf.write_model import export_model
 

@@ -69,11 +69,7 @@ def both_logits(
 def their_logits(model: Any, config: ModelConfig, batch: Mapping[str, np.ndarray], pixels: Mapping[str, Any]) -> Any:
     """Return the logits that a model of transformers computes of a batch of ours, a tensor [b t v].
 
-    Args:
-        model: of torch.
-        config: of our model, which decides what is read.
-        batch: ours.
-        pixels: preprocessor_config.json, which has the mean and the deviation of each channel.
+    The config of our model decides what is read; `pixels`, a preprocessor_config.json, how channels are normalized.
     """
     import torch
 

@@ -12,43 +12,39 @@ import numpy as np
 
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.models.head_config import HeadConfig
 from jformer.tools.hf.families import LOGITS_BIAS, Fields, HfFamily
-from jformer.tools.hf.name_tables import Entry, Table, below, embedding, linear, norm
+from jformer.tools.hf.name_tables import Entry, Table, below, embedding, linear, modules, norm
 
 SIDES = {"source": "encoder", "target": "decoder"}
 OFFSET = 2  # unused first rows of the position tables
-SIZES = {
-    "vocab_size": "vocab_size", "d_model": "d_model", "encoder_layers": "num_layers",
-    "encoder_attention_heads": "num_heads", "encoder_ffn_dim": "d_ff", "dropout": "dropout",
-    "attention_dropout": "attention_dropout", "activation_dropout": "activation_dropout",
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "vocab_size": ("vocab_size", 50_265), "d_model": ("d_model", 1024), "encoder_layers": ("num_layers", 12),
+    "decoder_layers": ("num_decoder_layers", 12), "encoder_attention_heads": ("num_heads", 16),
+    "encoder_ffn_dim": ("d_ff", 4096), "dropout": ("dropout", 0.1), "attention_dropout": ("attention_dropout", 0.0),
+    "activation_dropout": ("activation_dropout", 0.0), "tie_word_embeddings": ("tied_output", True),
+    "activation_function": ("activation", "gelu"),
 }  # fmt: skip
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 50_265, "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096, "dropout": 0.1,
-    "attention_dropout": 0.0, "activation_dropout": 0.0, "activation_function": "gelu", "scale_embedding": False,
-    "max_position_embeddings": 1024, "tie_word_embeddings": True,
-}  # fmt: skip
+DEFAULTS: dict[str, Any] = {"decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "scale_embedding": False,
+                            "max_position_embeddings": 1024}  # fmt: skip
 TABLE = "model.shared.weight"
 COPIES = dict.fromkeys(
     ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"), TABLE
 )
 
 
-def stack(side: str, cross: bool) -> Table:
+def _stack(side: str) -> Table:
     """Map the layers of one stack."""
-    attentions = {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if cross else {})
+    attentions = {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if side == "decoder" else {})
     letters = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
-    rows = [linear(f"{ours}/{a}", f"{theirs}.{b}") for ours, theirs in attentions.items() for a, b in letters.items()]
-    rows += [norm(f"{ours}_norm", f"{theirs}_layer_norm") for ours, theirs in attentions.items()]
-    rows += [linear("feed_forward/up", "fc1"), linear("feed_forward/down", "fc2")]
-    rows.append(norm("feed_forward_norm", "final_layer_norm"))
-    return below(f"{side}/block", f"model.{side}.layers.{{}}", *rows)
+    names = {"feed_forward/up": "fc1", "feed_forward/down": "fc2", "feed_forward_norm": "final_layer_norm"}
+    for ours, theirs in attentions.items():
+        names |= {f"{ours}/{a}": f"{theirs}.{b}" for a, b in letters.items()} | {f"{ours}_norm": f"{theirs}_layer_norm"}
+    return below(f"{side}/block", f"model.{side}.layers.{{}}", modules(names))
 
 
 def common(model: ModelConfig) -> Table:
     """Map what all of these families have: the tables of tokens, both stacks, the bias of the logits."""
-    table = stack("encoder", False) | stack("decoder", True)
+    table = _stack("encoder") | _stack("decoder")
     if model.shared_embedding:
         table |= embedding("source_embedding", "model.shared")
     else:
@@ -92,20 +88,16 @@ def read(fields: Fields) -> dict[str, Any]:
         if one != other:
             raise UserError(f"config.json: encoder_{key}={one} and decoder_{key}={other}: ours has one number for both")
     return {
-        "num_decoder_layers": fields["decoder_layers"],
         "shared_embedding": fields["tie_word_embeddings"],
-        "tied_output": fields["tie_word_embeddings"],
         "embedding_scale": "input" if fields["scale_embedding"] else "none",
         "max_length": fields["max_position_embeddings"],
-        "head": HeadConfig(bias=fields.get(LOGITS_BIAS, False)),
+        "head.bias": fields.get(LOGITS_BIAS, False),
     }
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
     """Return their fields that are not plain sizes."""
     return {
-        "decoder_layers": model.decoder_layers,
-        "tie_word_embeddings": model.tied_output,
         "decoder_attention_heads": model.num_heads,
         "decoder_ffn_dim": model.d_ff,
         "scale_embedding": model.embedding_scale == "input",
@@ -117,11 +109,11 @@ def write(model: ModelConfig) -> dict[str, Any]:
 BART = HfFamily(
     model_type="bart",
     classes={"BartForConditionalGeneration": "translate", "BartModel": "translate"},
-    sizes=SIZES, defaults=DEFAULTS,
+    options=OPTIONS, defaults=DEFAULTS,
     ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "learned", "embedding_norm": True, "init": "bert"},
     theirs={"normalize_before": False, "add_final_layer_norm": False,
      "normalize_embedding": True, "static_position_embeddings": False, "extra_pos_embeddings": OFFSET},
-    table=_bart, activation="activation_function", read=read, write=write,
+    table=_bart, read=read, write=write,
     copies=COPIES,
     unread=("final_logits_bias", r"model\.shared\.weight"), prefix="model.",
 )  # fmt: skip
@@ -136,8 +128,9 @@ M2M100 = dataclasses.replace(
     BART,
     model_type="m2m_100",
     classes={"M2M100ForConditionalGeneration": "translate", "M2M100Model": "translate"},
-    defaults={**DEFAULTS, "vocab_size": 128_112, "attention_dropout": 0.1, "activation_function": "relu",
-              "scale_embedding": True},
+    options={**OPTIONS, "vocab_size": ("vocab_size", 128_112), "attention_dropout": ("attention_dropout", 0.1),
+             "activation_function": ("activation", "relu")},
+    defaults={**DEFAULTS, "scale_embedding": True},
     ours={**BART.ours, "norm": "pre", "embedding_norm": False},
     theirs={},
     table=_m2m,

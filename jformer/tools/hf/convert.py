@@ -73,6 +73,22 @@ class Texts:
     do_lower_case: bool | None = None  # whether WordPiece lowercases texts; None = as the files say
 
 
+@dataclasses.dataclass(frozen=True)
+class ForeignModel:
+    """A model of theirs, as its files describe it."""
+
+    family: HfFamily
+    fields: Fields  # of config.json
+    task: str
+    model: ModelConfig  # its options, as ours
+    source: tensors.Tensors
+
+    @property
+    def table(self) -> tables.Table:
+        """The names of its tensors."""
+        return table_of(self.family, self.model, self.task)
+
+
 def import_model(directory: Path, workdir: str, texts: Texts, model_type: str = "") -> str:
     """Import a model's directory into a workdir and return a summary.
 
@@ -91,19 +107,23 @@ def import_model(directory: Path, workdir: str, texts: Texts, model_type: str = 
             fields[LOGITS_BIAS] = bool(source.read(BIAS).any())
         if family is VIT:
             fields[PIXEL_SCALE] = pixel_scale(vocabulary.read_json(directory / PIXELS, {}))
-        model = read_model(family, fields, task, source)
+        found = read_model(family, fields, task, source)
         modules = read_modules(directory) if task == "mlm" else None
         if modules:
-            task, model = "embed", model.with_vectors(modules.pooling)
-        refuse_missing_layers(model, source)
-        answers = read_answers(fields, task, model)
-        tokenizers, notes = read_tokenizers(directory, family, fields, model, answers, texts)
+            found = dataclasses.replace(found, task="embed", model=found.model.with_vectors(modules.pooling))
+        layers, count = max(found.model.num_layers, found.model.num_decoder_layers), len(source.found)
+        if layers > count:  # refused before any layer is built
+            raise UserError(
+                f"config.json asks for {layers:,} layers, and there are {count:,} tensors: fetch both again"
+            )
+        answers = read_answers(found)
+        tokenizers, notes = read_tokenizers(found, answers, texts)
         processes.check_same({"config.json": fields, "the shapes of the tensors": source.shapes()})
         mesh = make_mesh(1, -1) if processes.process_count() > 1 else make_mesh(1)
         with read_as(family, architectures) as unknown:
-            params = read_params(family, model, task, source, mesh)
-        notes += unknown + without_place(family, model, task, source)
-        config, settings = make_config(directory, family, task, model, fields, tokenizers)
+            params = read_params(found, mesh)
+        notes += unknown + without_place(found)
+        config, settings = make_config(found, tokenizers)
         config, notes = (config, notes) if modules is None else (embedding(config, modules), notes + modules.notes)
         notes += settings
     write_run(target, config, tokenizers, params)
@@ -113,7 +133,7 @@ def import_model(directory: Path, workdir: str, texts: Texts, model_type: str = 
         origin = {"model_type": family.model_type, "tokenizer": text.fingerprint, "files": files}
         replace_content(target / ORIGIN, json.dumps(origin).encode() + b"\n")
     size = sum(int(np.prod(shape)) for shape in source.shapes().values())
-    return f"{target}: {family.model_type}, {size:,} numbers, task {task}{not_carried(notes)}"
+    return f"{target}: {family.model_type}, {size:,} numbers, task {found.task}{not_carried(notes)}"
 
 
 @contextlib.contextmanager
@@ -136,13 +156,6 @@ def kept_files(directory: Path, texts: Texts) -> dict[str, str]:
     if texts.do_lower_case is None:
         places |= dict.fromkeys((vocabulary.CONFIG, vocabulary.SPECIALS), texts.tokenizer or directory)
     return {name: (place / name).read_text() for name, place in places.items() if (place / name).is_file()}
-
-
-def refuse_missing_layers(model: ModelConfig, source: tensors.Tensors) -> None:
-    """Raise UserError for a config.json with more layers than there are tensors, before any layer is built."""
-    layers, found = max(model.num_layers, model.num_decoder_layers), len(source.found)
-    if layers > found:
-        raise UserError(f"config.json asks for {layers:,} layers, and there are {found:,} tensors: fetch both again")
 
 
 def not_carried(notes: list[str]) -> str:
@@ -208,35 +221,37 @@ def renamed(family: HfFamily, names: Collection[str]) -> dict[str, str]:
     return current
 
 
-def read_model(family: HfFamily, fields: Fields, task: str, source: tensors.Tensors) -> ModelConfig:
-    """Return the options of a model; the tensors tell how many classes there are, and whether a vocabulary has a head.
+def read_model(family: HfFamily, fields: Fields, task: str, source: tensors.Tensors) -> ForeignModel:
+    """Return a model with its options; the tensors tell how many classes there are, and if a vocabulary has a head.
 
     Raises UserError for a field that is not implemented, and for a classifier without its last tensor.
     """
     classes = ENDS if task == "qa" else 0
     if task in LABELLED:
-        one = model_config(family, fields, task, 1)
-        name = table_of(family, one, task)["classifier/kernel"].theirs
+        name = table_of(family, model_config(family, fields, task, 1), task)["classifier/kernel"].theirs
         if name not in source.found:
             raise UserError(
                 f"the weights have no {name}: a model without its head gives no labels; name one that has it"
             )
         classes = source.found[name].shape[0]
     model = model_config(family, fields, task, classes)
-    heads = [entry.theirs for path, entry in table_of(family, model, task).items() if path.startswith("head/")]
+    found = ForeignModel(family=family, fields=fields, task=task, model=model, source=source)
+    heads = [entry.theirs for path, entry in found.table.items() if path.startswith("head/")]
     if task == "mlm" and not {*heads} & {*source.found}:
-        return dataclasses.replace(model, head=dataclasses.replace(model.head, transform=False))
-    return model
+        head = dataclasses.replace(model.head, transform=False)
+        return dataclasses.replace(found, model=dataclasses.replace(model, head=head))
+    return found
 
 
-def read_answers(fields: Fields, task: str, model: ModelConfig) -> Tokenizer | None:
+def read_answers(found: ForeignModel) -> Tokenizer | None:
     """Return the tokenizer of labels, whose kind is that of `data.labels`; None for a model that gives no labels."""
-    if task not in LABELLED:
+    if found.task not in LABELLED:
         return None
-    kind = vocabulary.read_kind(fields, model.head.num_classes) if task == "classify" else "tag"
+    fields, classes = found.fields, found.model.head.num_classes
+    kind = vocabulary.read_kind(fields, classes) if found.task == "classify" else "tag"
     if kind == "number":
         return NumberTokenizer(0.0, 1.0)
-    labels = vocabulary.read_labels(fields, model.head.num_classes)
+    labels = vocabulary.read_labels(fields, classes)
     if kind == "several" and any(label_set(label) != [label] for label in labels):
         raise UserError("config.json: id2label names a class with a comma, which separates labels: rename it")
     if kind == "tag" and len(labels) < 2:
@@ -246,31 +261,23 @@ def read_answers(fields: Fields, task: str, model: ModelConfig) -> Tokenizer | N
     return LabelTokenizer({"one": "label", "several": "labels"}.get(kind, kind), "identity", labels)
 
 
-def without_place(family: HfFamily, model: ModelConfig, task: str, source: tensors.Tensors) -> list[str]:
+def without_place(found: ForeignModel) -> list[str]:
     """Return notes on heads of theirs that are left out, and on one that ours would have."""
-    read = {entry.theirs for entry in table_of(family, model, task).values()}
-    left = {".".join(name.split(".")[:2]) for name in source.found
+    family, read = found.family, {entry.theirs for entry in found.table.values()}
+    left = {".".join(name.split(".")[:2]) for name in found.source.found
             if name not in (*read, *family.copies, BIAS) and (family.is_head(name) or ".pooler." in name)}  # fmt: skip
-    lacks = ["a head for masked tokens (train it)"] if is_bare(model, task) else []
+    lacks = ["a head for masked tokens (train it)"] if is_bare(found.model, found.task) else []
     return [*(f"{name}.*" for name in sorted(left)[:SHOWN]), *lacks]
 
 
 def read_tokenizers(
-    directory: Path, family: HfFamily, fields: Fields, model: ModelConfig, answers: Tokenizer | None, texts: Texts
+    found: ForeignModel, answers: Tokenizer | None, texts: Texts
 ) -> tuple[tuple[Tokenizer, Tokenizer], list[str]]:
-    """Return the tokenizers of source and target, and notes.
+    """Return the tokenizers of source and target, and notes; `answers`, of labels or numbers, replace the target's.
 
-    Args:
-        directory: of the model, with its tokenizer files or, for images, its preprocessor_config.json.
-        family: which files there are, and which symbols surround a text.
-        fields: of config.json.
-        model: its table must have a row for each id.
-        answers: of labels or numbers; None for a model that writes tokens.
-        texts: languages and prefix.
-
-    Raises:
-        UserError: the files do not match the model, lack a language, or prepare images in another way than ours.
+    Raises UserError where files do not match the model, lack a language, or prepare images in another way than ours.
     """
+    directory, family, fields, model = found.source.directory, found.family, found.fields, found.model
     if family is VIT:
         assert answers is not None
         size = model.vision.image_size
@@ -282,13 +289,13 @@ def read_tokenizers(
         return (ImageTokenizer((size, size, model.vision.channels), steps=steps), answers), []
     settings = {**fields, **vocabulary.read_json(directory / SETTINGS, {})}
     directory = texts.tokenizer or directory
-    found = vocabulary.TokenizerFiles(directory, family.model_type, fields, lowercase=texts.do_lower_case)
-    files = {"source": found, "target": found.of_target()}
+    read = vocabulary.TokenizerFiles(directory, family.model_type, fields, lowercase=texts.do_lower_case)
+    files = {"source": read, "target": read.of_target()}
     rows = {"source": model.vocab_size, "target": model.target_vocab_size or model.vocab_size}
     start = settings.get("decoder_start_token_id") if model.family == "encdec" else None
     start = -1 if start is None else start
     if model.family == "encdec" and start < 0:
-        start = found.special("pad_token") if fields.get("pad_token_id") is None else fields["pad_token_id"]
+        start = read.special("pad_token") if fields.get("pad_token_id") is None else fields["pad_token_id"]
     sides: dict[str, Tokenizer] = {}
     for side, language, prefix in (
         ("source", texts.source_language, texts.prefix),
@@ -302,7 +309,7 @@ def read_tokenizers(
                 f"{directory}: the tokenizer has {sides[side].vocab_size} ids and config.json vocab_size="
                 f"{rows[side]}: they are not of one model"
             )
-    notes = [f"the token {token!r}, which has no row" for token in found.without_row]
+    notes = [f"the token {token!r}, which has no row" for token in read.without_row]
     return (sides["source"], answers or sides["target"]), notes
 
 
@@ -317,47 +324,26 @@ def refuse_foreign_symbols(directory: Path, symbols: Symbols, rows: int) -> None
                 )
 
 
-def read_params(family: HfFamily, model: ModelConfig, task: str, source: tensors.Tensors, mesh: Mesh) -> PyTree:
-    """Return the parameters, each read to its devices.
+def read_params(found: ForeignModel, mesh: Mesh) -> PyTree:
+    """Return the parameters; each process reads what its own devices hold, and a copy whose original is missing.
 
-    Args:
-        family: the names of its tensors, and which of them are copies of others.
-        model: the parameters and their shapes.
-        task: selects the head.
-        source: the tensors; a copy is read if its original is missing.
-        mesh: each process reads what its own devices hold.
-
-    Raises:
-        UserError: a tensor is missing, has another shape, is unknown, or differs from the original it should copy.
+    Raises UserError for a tensor that is missing, has another shape, is unknown, or differs from the original it should
+    copy.
     """
-    table = table_of(family, model, task)
-    for copy, original in family.copies.items():
+    source, table = found.source, found.table
+    for copy, original in found.family.copies.items():
         if copy in source.found and copy not in {entry.theirs for entry in table.values()}:
             if original in source.found and not np.array_equal(source.read(copy), source.read(original)):
                 raise UserError(f"{copy} differs from {original}, of which config.json makes it a copy")
             if original not in source.found:
                 source.found[original] = source.found[copy]
-    return tables.from_source(table, abstract_params(build_model(model), mesh, whole=()), source, family.is_unread)
+    abstract = abstract_params(build_model(found.model), mesh, whole=())
+    return tables.from_source(table, abstract, source, found.family.is_unread)
 
 
-def make_config(
-    directory: Path,
-    family: HfFamily,
-    task: str,
-    model: ModelConfig,
-    fields: Fields,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-) -> tuple[Config, list[str]]:
-    """Return the config of the run, and notes on settings that have no option here.
-
-    Args:
-        directory: of the model; its generation_config.json overrides `fields`.
-        family: whether texts have a language.
-        task: determines the options of data and decoding.
-        model: the options of the model.
-        fields: of config.json.
-        tokenizers: from `read_tokenizers`; the fields refer to their tokens by id.
-    """
+def make_config(found: ForeignModel, tokenizers: tuple[Tokenizer, Tokenizer]) -> tuple[Config, list[str]]:
+    """Return the config of the run, and notes on settings that have no option here; fields name tokens by their ids."""
+    task, model = found.task, found.model
     longest = min(model.max_length, LONGEST) if model.positions == "learned" and model.family != "vit" else LONGEST
     one = task != "translate" or tokenizers[0].tokens == tokenizers[1].tokens
     data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": one, "source": "files"}
@@ -373,9 +359,9 @@ def make_config(
     plain = {**values.to_dict(), "task": task, "model": dataclasses.asdict(model)}
     notes: list[str] = []
     if task in ("translate", "lm"):
-        own = vocabulary.read_json(directory / SETTINGS, {})
-        written, language = tokenizers[1], family.model_type in vocabulary.LANGUAGES
-        decode, notes = generation.read(fields, own, written.symbols, written.tokens, language)
+        own = vocabulary.read_json(found.source.directory / SETTINGS, {})
+        written, language = tokenizers[1], found.family.model_type in vocabulary.LANGUAGES
+        decode, notes = generation.read(found.fields, own, written.symbols, written.tokens, language)
         plain["decode"] = dataclasses.asdict(decode)
     return resolve(plain), notes
 

@@ -34,13 +34,12 @@ class HfFamily:
 
     model_type: str  # in config.json
     classes: Mapping[str, str]  # architecture → our task; export writes the first of a task
-    sizes: Mapping[str, str]  # their field → our option of the same value, such as `d_ff`, `vision.patch_size`
-    defaults: Fields  # values of fields that config.json leaves out
+    options: Mapping[str, tuple[str, Any]]  # their field → our option, such as `vision.patch_size`, and their default
     ours: Mapping[str, Any]  # our options that the architecture fixes
     theirs: Fields  # fields for which only this value is implemented
     table: Callable[[ModelConfig], Table]
-    activation: str = ""  # their field of it; "" = `read` and `write` handle it
-    activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)  # its values → ours
+    activations: Mapping[str, str] = dataclasses.field(default_factory=lambda: ACTIVATIONS)  # their names → ours
+    defaults: Fields = dataclasses.field(default_factory=dict)  # of further fields, which `read` knows
     read: Callable[[Fields], dict[str, Any]] = lambda fields: {}  # noqa: E731, RUF100
     write: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}  # noqa: E731, RUF100
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)  # tensor → the tensor that it repeats
@@ -62,45 +61,50 @@ def table_of(family: HfFamily, model: ModelConfig, task: str) -> Table:
     return table | linear("classifier", "qa_outputs") if task == "qa" else table
 
 
-def _read_activation(family: HfFamily, fields: Fields) -> dict[str, Any]:
-    """Return our name of an activation. Raise UserError for one that is not implemented."""
-    key, known = family.activation, family.activations
-    if fields[key] not in known:
-        raise UserError(f"config.json: {key}={fields[key]!r} is not implemented; known: {', '.join(known)}")
-    return {"activation": known[fields[key]]}
+def _read(family: HfFamily, key: str, ours: str, value: Any) -> Any:
+    """Return the value of our option for that of a field. Raise UserError for one that is not implemented."""
+    if ours == "activation":
+        if value not in (known := family.activations):
+            raise UserError(f"config.json: {key}={value!r} is not implemented; known: {', '.join(known)}")
+        return known[value]
+    wanted = type(operator.attrgetter(ours)(PLAIN))
+    numbers = (int, float) if wanted is float else int
+    if wanted is not bool and (isinstance(value, bool) or not isinstance(value, numbers)):
+        raise UserError(f"config.json: {key}={value!r} must be a number")
+    return value
 
 
-def _write_activation(family: HfFamily, name: str) -> dict[str, Any]:
-    """Return their name of an activation."""
+def _written(family: HfFamily, ours: str, model: ModelConfig) -> Any:
+    """Return the value of a field for our option. Raise UserError for an activation that the family lacks."""
+    value = operator.attrgetter(ours)(model)
+    if ours != "activation":
+        return value
     theirs = {ours: their for their, ours in reversed([*family.activations.items()])}
-    if name not in theirs:
-        raise UserError(f"model.activation={name!r}: the architecture has only {', '.join(theirs)}")
-    return {family.activation: theirs[name]}
+    if value not in theirs:
+        raise UserError(f"model.activation={value!r}: the architecture has only {', '.join(theirs)}")
+    return theirs[value]
 
 
 def model_config(family: HfFamily, fields: Fields, task: str, num_classes: int = 0) -> ModelConfig:
     """Return our options for a config.json. Raise UserError naming the field that is not implemented."""
-    fields = {**family.defaults, **{key: value for key, value in fields.items() if value is not None}}
+    defaults = {key: default for key, (_, default) in family.options.items()}
+    fields = {**defaults, **family.defaults, **{key: value for key, value in fields.items() if value is not None}}
     for key, value in family.theirs.items():
         if fields.get(key, value) != value:
             raise UserError(
                 f"config.json: {key}={fields[key]!r} is not implemented for {family.model_type}: only {value!r}"
             )
-    for key in family.sizes:
-        wanted = type(operator.attrgetter(family.sizes[key])(PLAIN))
-        number = fields.get(key)
-        if isinstance(number, bool) or not isinstance(number, (int, float) if wanted is float else int):
-            raise UserError(f"config.json: {key}={number!r} must be a number")
+    values = {ours: _read(family, key, ours, fields[key]) for key, (ours, _) in family.options.items()}
     options = dict(family.ours)
-    for theirs, ours in family.sizes.items():
-        name, _, inner = ours.partition(".")
+    for option, value in (values | family.read(fields)).items():
+        name, _, inner = option.partition(".")
         group = options.get(name, getattr(PLAIN, name))
-        options[name] = dataclasses.replace(group, **{inner: fields[theirs]}) if inner else fields[theirs]
-    options |= (_read_activation(family, fields) if family.activation else {}) | family.read(fields)
+        options[name] = dataclasses.replace(group, **{inner: value}) if inner else value
     head = dataclasses.replace(options.pop("head", HeadConfig()), num_classes=num_classes)
     if task in ("tag", "qa"):  # classes of every position
         head = dataclasses.replace(head, pooling="none", pooler=False)
-    model = ModelConfig(**{key: _typed(key, value) for key, value in options.items()}, head=head)
+    options |= {key: float(value) for key, value in options.items() if type(getattr(PLAIN, key)) is float}
+    model = ModelConfig(**options, head=head)
     model.check()
     rows = model.target_vocab_size or model.vocab_size
     return dataclasses.replace(model, target_vocab_size=rows if model.family == "encdec" else 0)
@@ -109,8 +113,7 @@ def model_config(family: HfFamily, fields: Fields, task: str, num_classes: int =
 def config_fields(family: HfFamily, model: ModelConfig, task: str) -> dict[str, Any]:
     """Return the config.json of a model of ours. Raise UserError for the first option the family cannot express."""
     normal = _normal(model)
-    fields = {**family.theirs, **{key: operator.attrgetter(ours)(normal) for key, ours in family.sizes.items()}}
-    fields |= _write_activation(family, model.activation) if family.activation else {}
+    fields = {**family.theirs, **{key: _written(family, ours, normal) for key, (ours, _) in family.options.items()}}
     fields |= {key: value for key, value in family.write(model).items() if value is not None}
     back, wanted = _normal(model_config(family, fields, task, model.head.num_classes)), normal
     if is_bare(model, task):
@@ -145,10 +148,6 @@ def architecture(family: HfFamily, task: str, model: ModelConfig) -> str:
         if does == task and (name.endswith("Model") or not is_bare(model, task)):
             return name
     raise UserError(f"task={task!r} is not for {family.model_type}, which has {', '.join(family.classes)}")
-
-
-def _typed(key: str, value: Any) -> Any:
-    return float(value) if type(getattr(PLAIN, key)) is float else value
 
 
 def _normal(model: ModelConfig) -> ModelConfig:

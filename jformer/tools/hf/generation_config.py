@@ -17,29 +17,11 @@ READ = ("num_beams", "length_penalty", "early_stopping", "max_length", "max_new_
         "no_repeat_ngram_size", "renormalize_logits", "bad_words_ids", "do_sample", "eos_token_id", "bos_token_id",
         "pad_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")  # fmt: skip
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "epsilon_cutoff", "eta_cutoff")  # without do_sample, inert
-INERT = (
-    "_from_model_config",
-    "transformers_version",
-    "use_cache",
-    "cache_implementation",
-    "cache_config",
-    "return_dict_in_generate",
-    "output_attentions",
-    "output_hidden_states",
-    "output_scores",
-    "output_logits",
-    "disable_compile",
-    "compile_config",
-    "low_memory",
-    "diversity_penalty",
-)  # of no output; UNLIKE has the groups
-OURS_ALONE = (
-    "coverage_penalty",
-    "beam_groups",
-    "repetition_penalty",
-    "only",
-    "ensemble",
-)  # theirs has none, or another meaning
+INERT = ("_from_model_config", "transformers_version", "use_cache", "cache_implementation", "cache_config",
+         "return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores", "output_logits",
+         "disable_compile", "compile_config", "low_memory",
+         "diversity_penalty")  # of no output; UNLIKE has the groups  # fmt: skip
+OURS_ALONE = ("coverage_penalty", "beam_groups", "repetition_penalty", "only", "ensemble")  # theirs lacks or has others
 
 
 def read(
@@ -108,18 +90,17 @@ def write(options: DecodeConfig, symbols: Symbols, ids: Mapping[str, int]) -> tu
             notes.append("decode.ended_first=True")
         if options.patience not in (0.0, 1.0):
             notes.append(f"decode.patience={options.patience}")
+    never = {ids[word] for word in options.forbid} | ({symbols.pad, symbols.bos} & {*ids.values()})
     fields: dict[str, Any] = {
         "num_beams": options.beam_size,
         "early_stopping": True if options.patience else "never" if options.beam_size > 1 else False,
         "length_penalty": options.length_penalty if options.beam_size > 1 else None,
         "max_new_tokens": (options.max_length or options.max_extra_length) + before,
         "no_repeat_ngram_size": options.no_repeat_ngram,
+        "min_new_tokens": options.min_length + before if options.min_length else None,
+        "bad_words_ids": [[i] for i in sorted(never - {symbols.eos})] or None,
+        "forced_bos_token_id": symbols.before[0] if before else None,
+        "forced_eos_token_id": symbols.eos if options.forced_end else None,
+        "renormalize_logits": options.renormalize or None,
     }
-    if options.min_length:
-        fields["min_new_tokens"] = options.min_length + before
-    never = {ids[word] for word in options.forbid} | ({symbols.pad, symbols.bos} & {*ids.values()})
-    fields["bad_words_ids"] = [[i] for i in sorted(never - {symbols.eos})] or None
-    fields["forced_bos_token_id"] = symbols.before[0] if before else None
-    fields["forced_eos_token_id"] = symbols.eos if options.forced_end else None
-    fields["renormalize_logits"] = options.renormalize or None
     return {key: value for key, value in fields.items() if value is not None}, notes

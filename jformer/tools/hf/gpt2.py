@@ -1,11 +1,9 @@
 """GPT-2 (Radford et al. 2019), and other models of its architecture."""
 
-from typing import Any
-
 import numpy as np
 
 from jformer.models import ModelConfig
-from jformer.tools.hf.families import Fields, HfFamily
+from jformer.tools.hf.families import HfFamily
 from jformer.tools.hf.name_tables import Entry, Table, below, embedding, norm
 
 
@@ -41,26 +39,19 @@ def _table(model: ModelConfig) -> Table:
     }
 
 
-def _read(fields: Fields) -> dict[str, Any]:
-    return {"d_ff": fields.get("n_inner") or 4 * fields["n_embd"]}
-
-
-def _write(model: ModelConfig) -> dict[str, Any]:
-    return {"n_inner": model.d_ff, "embd_pdrop": model.dropout}
-
-
 GPT2 = HfFamily(
     model_type="gpt2",
     classes={"GPT2LMHeadModel": "lm", "GPT2Model": "lm"},
-    sizes={"vocab_size": "vocab_size", "n_embd": "d_model", "n_layer": "num_layers", "n_head": "num_heads",
-     "n_positions": "max_length", "layer_norm_epsilon": "norm_epsilon", "resid_pdrop": "dropout",
-     "attn_pdrop": "attention_dropout"},
-    defaults={"vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "resid_pdrop": 0.1,
-     "attn_pdrop": 0.1, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"},
+    options={"vocab_size": ("vocab_size", 50_257), "n_embd": ("d_model", 768), "n_layer": ("num_layers", 12),
+     "n_head": ("num_heads", 12), "n_positions": ("max_length", 1024), "layer_norm_epsilon": ("norm_epsilon", 1e-5),
+     "resid_pdrop": ("dropout", 0.1), "attn_pdrop": ("attention_dropout", 0.1),
+     "activation_function": ("activation", "gelu_new")},
     ours={"family": "decoder", "norm": "pre", "positions": "learned", "embedding_scale": "none", "init": "gpt2"},
     theirs={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
      "add_cross_attention": False, "tie_word_embeddings": True},
-    table=_table, activation="activation_function", read=_read, write=_write,
+    table=_table,
+    read=lambda fields: {"d_ff": fields.get("n_inner") or 4 * fields["n_embd"]},
+    write=lambda model: {"n_inner": model.d_ff, "embd_pdrop": model.dropout},
     copies={"lm_head.weight": "transformer.wte.weight"},
     unread=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
     prefix="transformer.",

@@ -27,27 +27,15 @@ AROUND = {  # the templates of one text and of two
 def to_json(tokenizer: Tokenizer, family: str, mask: bool) -> str | None:
     """Return the content of a tokenizer.json, or None for a tokenizer that is not for texts.
 
-    Args:
-        tokenizer: one of ours.
-        family: of the model; it determines the symbols around a text.
-        mask: whether the first id past the vocabulary is the mask, as for `mlm`.
+    The `family` of the model determines the symbols around a text; with `mask`, the first id past the vocabulary is it.
     """
-    import tokenizers
-    from tokenizers import normalizers, processors
+    from tokenizers import processors
 
     if isinstance(tokenizer, SubwordTokenizer) and not tokenizer.is_ours:
         return None  # a given model, one with symbols that are never cut, or unigram with bytes, which differ there
-    made = _subwords(tokenizer) if isinstance(tokenizer, SubwordTokenizer) else _listed(tokenizer)
-    if made is None:
+    fast = _subwords(tokenizer) if isinstance(tokenizer, SubwordTokenizer) else _listed(tokenizer)
+    if fast is None:
         return None
-    model, steps, splitting, decoder = made
-    fast = tokenizers.Tokenizer(model)
-    if steps:
-        fast.normalizer = normalizers.Sequence(steps)
-    if splitting:
-        fast.pre_tokenizer = splitting
-    if decoder:
-        fast.decoder = decoder
     before = [tokenizer.tokens[i] for i in tokenizer.symbols.before]  # a language
     fast.add_special_tokens([*SYMBOLS, *([MASK] if mask else []), *before])
     single, pair = (" ".join([*before, template]) for template in AROUND[family])
@@ -69,35 +57,34 @@ def differences(tokenizer: Tokenizer) -> list[str]:
     return notes
 
 
-def _subwords(tokenizer: SubwordTokenizer) -> tuple[Any, list[Any], None, Any]:
-    from tokenizers import decoders, normalizers
+def _subwords(tokenizer: SubwordTokenizer) -> Any:
+    import tokenizers
+    from tokenizers import decoders, models, normalizers
 
-    written = tokenizer.tokens
-    pieces = [piece for piece in written if piece not in tokenizer.reserved]
+    written, reserved = tokenizer.tokens, tokenizer.reserved
+    pieces = [piece for piece in written if piece not in reserved]
     steps: list[Any] = [normalizers.NFKC()] if tokenizer.normalization == "nfkc" else []
     steps += [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+    if tokenizer.kind == "bpe":
+        fast = _bpe(written, merges(pieces), fuse_unk=True, byte_fallback=tokenizer.byte_fallback)
+    else:
+        # Unlike sentencepiece, the library matches every entry in a text, symbols included.
+        scored = zip(written, tokenizer.scores, strict=True)
+        rows = [(piece, NEVER if piece in reserved else score) for piece, score in scored]
+        fast = tokenizers.Tokenizer(models.Unigram(rows, unk_id=UNK))
+        steps += unmatched(pieces)
+    fast.normalizer = normalizers.Sequence(steps)
     joined: list[Any] = [decoders.ByteFallback()] if tokenizer.byte_fallback else []
     joined = [decoders.Replace(SPACE, " "), *joined, decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    decoder = decoders.Sequence(joined)
-    if tokenizer.kind == "bpe":
-        model = _bpe(written, merges(pieces), fuse_unk=True, byte_fallback=tokenizer.byte_fallback)
-        return model, steps, None, decoder
-    return _unigram(tokenizer), [*steps, *unmatched(pieces)], None, decoder
+    fast.decoder = decoders.Sequence(joined)
+    return fast
 
 
 def _bpe(written: Sequence[str], joined: Sequence[tuple[str, str]], **options: bool) -> Any:
-    from tokenizers import models
+    from tokenizers import Tokenizer, models
 
-    return models.BPE({token: i for i, token in enumerate(written)}, list(joined), unk_token=SYMBOLS[UNK], **options)
-
-
-def _unigram(tokenizer: SubwordTokenizer) -> Any:
-    from tokenizers import models
-
-    # Unlike sentencepiece, the library matches every entry in a text, symbols included.
-    scored = zip(tokenizer.tokens, tokenizer.scores, strict=True)
-    pieces = [(piece, NEVER if piece in tokenizer.reserved else score) for piece, score in scored]
-    return models.Unigram(pieces, unk_id=UNK)
+    ids = {token: i for i, token in enumerate(written)}
+    return Tokenizer(models.BPE(ids, list(joined), unk_token=SYMBOLS[UNK], **options))
 
 
 def merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
@@ -129,26 +116,28 @@ def unmatched(pieces: Sequence[str]) -> "Sequence[Normalizer]":
     return rules
 
 
-def _listed(tokenizer: Tokenizer) -> tuple[Any, list[Any], Any, Any] | None:
+def _listed(tokenizer: Tokenizer) -> Any:
+    """Return the tokenizer of bytes, characters or words; None for another one."""
+    import tokenizers
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-    model: Any
-    before: Any
-    decoder: Any
     if isinstance(tokenizer, ByteTokenizer):
-        model = _bpe(tokenizer.tokens, [], byte_fallback=True)
-        before, decoder = None, decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        fast = _bpe(tokenizer.tokens, [], byte_fallback=True)
+        fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     elif not isinstance(tokenizer, ListTokenizer):
         return None
     elif tokenizer.kind == "char":
-        model, before, decoder = _bpe(tokenizer.tokens, [], fuse_unk=False), None, decoders.Fuse()
+        fast = _bpe(tokenizer.tokens, [], fuse_unk=False)
+        fast.decoder = decoders.Fuse()
     elif tokenizer.kind == "word":
-        model = models.WordLevel({token: i for i, token in enumerate(tokenizer.tokens)}, unk_token=SYMBOLS[UNK])
-        before, decoder = pre_tokenizers.Split(Regex(_pattern()), "removed", invert=True), None
+        ids = {token: i for i, token in enumerate(tokenizer.tokens)}
+        fast = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=SYMBOLS[UNK]))
+        fast.pre_tokenizer = pre_tokenizers.Split(Regex(_pattern()), "removed", invert=True)
     else:
         return None
-    steps = [normalizers.NFKC()] if tokenizer.normalization == "nfkc" else []
-    return model, steps, before, decoder
+    if tokenizer.normalization == "nfkc":
+        fast.normalizer = normalizers.Sequence([normalizers.NFKC()])
+    return fast
 
 
 def _pattern() -> str:

@@ -5,7 +5,7 @@ from typing import Any
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.tools.hf.families import Fields, HfFamily
-from jformer.tools.hf.name_tables import Table, below, embedding, linear, norm
+from jformer.tools.hf.name_tables import Table, below, embedding, linear, modules, norm
 
 GATES = {
     "silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_new": "geglu_tanh", "gelu_pytorch_tanh": "geglu_tanh",
@@ -14,26 +14,20 @@ GATES = {
 ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
+LAYER = {
+    "self_attn/q": "self_attn.q_proj", "self_attn/k": "self_attn.k_proj", "self_attn/v": "self_attn.v_proj",
+    "self_attn/o": "self_attn.o_proj", "feed_forward/gate": "mlp.gate_proj", "feed_forward/up": "mlp.up_proj",
+    "feed_forward/down": "mlp.down_proj",
+}  # fmt: skip
+NORMS = {"self_attn_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
+
+
 def _table(model: ModelConfig) -> Table:
-    head = {} if model.tied_output else linear("head/output", "lm_head", bias=False)
-    projections = {"self_attn": {name: f"{name}_proj" for name in "qkvo"}}
-    projections["feed_forward"] = {name: f"{name}_proj" for name in ("gate", "up", "down")}
-    modules = {"self_attn": "self_attn", "feed_forward": "mlp"}
     return {
         **embedding("embedding", "model.embed_tokens"),
-        **head,
+        **({} if model.tied_output else linear("head/output", "lm_head", bias=False)),
         **norm("decoder/final_norm", "model.norm", bias=False),
-        **below(
-            "decoder/block",
-            "model.layers.{}",
-            *(
-                linear(f"{ours}/{name}", f"{modules[ours]}.{theirs}", model.bias)
-                for ours, rows in projections.items()
-                for name, theirs in rows.items()
-            ),
-            norm("self_attn_norm", "input_layernorm", bias=False),
-            norm("feed_forward_norm", "post_attention_layernorm", bias=False),
-        ),
+        **below("decoder/block", "model.layers.{}", modules(LAYER, model.bias), modules(NORMS, bias=False)),
     }
 
 
@@ -49,8 +43,6 @@ def _read(fields: Fields) -> dict[str, Any]:
         "num_kv_heads": fields.get("num_key_value_heads") or fields["num_attention_heads"],
         "d_k": size,
         "d_v": size,
-        "bias": fields["mlp_bias"],
-        "tied_output": fields["tie_word_embeddings"],
     }
 
 
@@ -59,8 +51,6 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.key_size,
         "attention_bias": model.bias,
-        "mlp_bias": model.bias,
-        "tie_word_embeddings": model.tied_output,
         "rope_parameters": ROTARY,
     }
 
@@ -68,16 +58,16 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 LLAMA = HfFamily(
     model_type="llama",
     classes={"LlamaForCausalLM": "lm", "LlamaModel": "lm"},
-    sizes={"vocab_size": "vocab_size", "hidden_size": "d_model", "num_hidden_layers": "num_layers",
-     "num_attention_heads": "num_heads", "intermediate_size": "d_ff", "rms_norm_eps": "norm_epsilon",
-     "attention_dropout": "attention_dropout"},
-    defaults={"vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-     "intermediate_size": 11_008, "rms_norm_eps": 1e-6, "attention_dropout": 0.0, "hidden_act": "silu",
-     "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False},
+    options={"vocab_size": ("vocab_size", 32_000), "hidden_size": ("d_model", 4096),
+     "num_hidden_layers": ("num_layers", 32), "num_attention_heads": ("num_heads", 32),
+     "intermediate_size": ("d_ff", 11_008), "rms_norm_eps": ("norm_epsilon", 1e-6),
+     "attention_dropout": ("attention_dropout", 0.0), "mlp_bias": ("bias", False),
+     "tie_word_embeddings": ("tied_output", False), "hidden_act": ("activation", "silu")},
+    defaults={"attention_bias": False},
     ours={"family": "decoder", "norm": "pre", "norm_type": "rmsnorm", "positions": "rotary", "dropout": 0.0,
      "embedding_scale": "none", "init": "gpt2"},
     theirs={},
-    table=_table, activation="hidden_act", activations=GATES, read=_read, write=_write,
+    table=_table, activations=GATES, read=_read, write=_write,
     copies={"lm_head.weight": "model.embed_tokens.weight"},
     unread=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",), prefix="model.",
 )  # fmt: skip

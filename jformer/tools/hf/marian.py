@@ -55,12 +55,12 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 MARIAN = HfFamily(
     model_type="marian",
     classes={"MarianMTModel": "translate", "MarianModel": "translate"},
-    sizes=bart.SIZES,
-    defaults={**bart.DEFAULTS, "vocab_size": 58_101, "share_encoder_decoder_embeddings": True, "decoder_vocab_size": 0},
+    options={**bart.OPTIONS, "vocab_size": ("vocab_size", 58_101)},
+    defaults={**bart.DEFAULTS, "share_encoder_decoder_embeddings": True, "decoder_vocab_size": 0},
     ours={"norm": "post", "norm_epsilon": 1e-5, "positions": "sinusoidal"},
     theirs={"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False,
      "static_position_embeddings": True},
-    table=_table, activation="activation_function", read=_read, write=_write,
+    table=_table, read=_read, write=_write,
     copies=bart.COPIES,
     unread=(*bart.BART.unread, r"model\.(encoder|decoder)\.embed_positions\.weight"), prefix="model.",
 )  # fmt: skip

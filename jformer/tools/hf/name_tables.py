@@ -60,6 +60,15 @@ def embedding(ours: str, theirs: str, first: int = 0) -> Table:
     return {f"{ours}/embedding": Entry(f"{theirs}.weight", lambda table: table[first:], pad)}
 
 
+def modules(names: Mapping[str, str], bias: bool = True) -> Table:
+    """Map projections and norms, ours → theirs; a norm is one whose name ends so."""
+    return {
+        path: entry
+        for ours, theirs in names.items()
+        for path, entry in (norm if ours.endswith("norm") else linear)(ours, theirs, bias).items()
+    }
+
+
 def below(ours: str, theirs: str, *tables: Table) -> Table:
     """Nest tables below a module on both sides."""
     rows = [row for table in tables for row in table.items()]

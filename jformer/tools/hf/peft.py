@@ -17,27 +17,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import PyTree
 from numpy.typing import NDArray
 
 from jformer.checkpoints.untie_layers import own_layers
 from jformer.checkpoints.weights import abstract_params, load_parent, load_saved, write_run
-from jformer.config import load_config, resolve
+from jformer.config import resolve
 from jformer.config.options import Config
-from jformer.data.tokenizers import NumberTokenizer, Tokenizer
-from jformer.data.vocabularies import load_tokenizers
+from jformer.data.tokenizers import Tokenizer
 from jformer.errors import UserError
 from jformer.integrity import parse_object
 from jformer.models import build_model
 from jformer.models.lora_config import FACTORS, LoraConfig, is_factor
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import new_directory, replace_content, run_path
+from jformer.storage import new_directory
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
 from jformer.tools.hf.convert import (
     FIELDS,
     LABELLED,
-    ORIGIN,
     explained,
     make_config,
     read_answers,
@@ -47,7 +44,7 @@ from jformer.tools.hf.convert import (
 )
 from jformer.tools.hf.families import Fields, HfFamily, table_of
 from jformer.tools.hf.name_tables import Entry, Table
-from jformer.tools.hf.write_model import express, in_units, origin_of
+from jformer.tools.hf.write_model import express, in_units, read_run
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the names of all tensors
@@ -73,10 +70,9 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
     if not base:
         name = vocabulary.read_json(directory / CONFIG).get("base_model_name_or_path", "")
         raise UserError(f"{directory}: adapts {name!r}: import that, too, and name its run with --base=DIR")
-    path, mesh = run_path(base), make_mesh(1)
-    config, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
-    origin = origin_of(path, config)
-    family, _ = express(config.task, sized(config, tokenizers).merged, base, origin=origin.get("model_type", ""))
+    run, mesh = read_run(base), make_mesh(1)
+    config, tokenizers, origin = run.config, run.tokenizers, run.origin
+    family, _ = express(config.task, run.model, base, origin=origin.get("model_type", ""))
     with explained(directory):
         fields = vocabulary.read_json(directory / CONFIG)
         refuse_other_methods(fields)
@@ -87,10 +83,8 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
         if config.task == "mlm" and task and origin.get("files"):
             config, tokenizers = _with_head(task, family, tokenizers[0], source, origin)
         parent, model = load_parent(base, mesh), sized(config, tokenizers).merged
-        table, shapes = (
-            table_of(family, model, config.task),
-            flatten_dict(abstract_params(build_model(model), mesh), sep="/"),
-        )
+        table = table_of(family, model, config.task)
+        shapes = flatten_dict(abstract_params(build_model(model), mesh), sep="/")
         adapters = Reading(source, fields, shapes).adapters(table)
         known = {*adapters, *flatten_dict(parent.params, sep="/")}
         if lacking := sorted(table[name].theirs for name in {*shapes} - known):
@@ -107,12 +101,12 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
         also=also,
     )
     own = {**dataclasses.asdict(config.model), "lora": dataclasses.asdict(lora)}
-    train = {**dataclasses.asdict(config.train), "init_from": str(path)}
+    train = {**dataclasses.asdict(config.train), "init_from": str(run.path)}
     config = resolve({**dataclasses.asdict(config), "model": own, "train": train})
     write_run(target, config, tokenizers, unflatten_dict(adapters, sep="/"), parent.digest)
-    if (path / ORIGIN).exists():
-        replace_content(target / ORIGIN, (path / ORIGIN).read_bytes())
-    return f"{target}: {len(kernels)} kernels with adapters of rank {rank}, {len(also)} whole parameters, over {path}"
+    run.copy_origin(target)
+    whole = f"{len(also)} whole parameters, over {run.path}"
+    return f"{target}: {len(kernels)} kernels with adapters of rank {rank}, {whole}"
 
 
 def _with_head(
@@ -121,10 +115,10 @@ def _with_head(
     """Return config and tokenizers of a base that gets the head of an adapter; the names of labels are not known."""
     fields = parse_object(origin["files"][FIELDS])
     fields = {key: value for key, value in fields.items() if key not in OF_LABELS}
-    model = read_model(family, fields, task, source)
-    answers = read_answers(fields, task, model)
+    found = read_model(family, fields, task, source)
+    answers = read_answers(found)
     assert answers
-    config, _ = make_config(Path(), family, task, model, fields, (text, answers))
+    config, _ = make_config(found, (text, answers))
     return config, (text, answers)
 
 
@@ -142,10 +136,8 @@ def refuse_other_methods(fields: Fields) -> None:
 
 def module_names(family: HfFamily, names: Collection[str]) -> dict[str, str]:
     """Return the name in the model of each tensor of an adapter; a bias beside factors is that of their module."""
-    plain = {name: name.removeprefix(PREFIX).replace(".base_layer.", ".") for name in names}
-    return {
-        name: found for (name, _), found in zip(plain.items(), renamed(family, plain.values()).values(), strict=True)
-    }
+    plain = [name.removeprefix(PREFIX).replace(".base_layer.", ".") for name in names]
+    return dict(zip(names, renamed(family, plain).values(), strict=True))
 
 
 def scale_of(fields: Fields, module: str = "", rank: int = 0) -> float:
@@ -261,17 +253,14 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
 
     Raises UserError for a run without adapters, and for parameters trained whole that are not all of a module.
     """
-    path = run_path(workdir)
-    config, tokenizers = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
-    lora = config.model.lora
+    run = read_run(workdir)
+    config, model, lora = run.config, run.model, run.config.model.lora
     if not lora.rank:
         raise UserError(f"{workdir}: holds no adapters: leave out --adapter_of to export the model")
     new_directory(target, "--output=")
-    model = sized(config, tokenizers).merged
-    family, _ = express(config.task, model, workdir, origin=origin_of(path, config).get("model_type", ""))
-    _, params = own_layers(model, load_saved(path, config, make_mesh(1)).params)
-    if "classifier" in params and isinstance(tokenizers[1], NumberTokenizer):
-        params = {**params, "classifier": in_units(params["classifier"], tokenizers[1])}
+    family, _ = express(config.task, model, workdir, origin=run.origin.get("model_type", ""))
+    _, params = own_layers(model, load_saved(run.path, config, make_mesh(1)).params)
+    params = in_units(params, run.tokenizers[1])
     table = table_of(family, model, config.task)
     saved = {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
     factors = list(their_factors(table, saved))
@@ -283,7 +272,10 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
                         "which PEFT cannot store: export the merged model, without --adapter_of")  # fmt: skip
     written = [(f"{PREFIX}{name}.lora_{letter}.weight", array.T)
                for name, pair, _ in factors for letter, array in zip("AB", pair, strict=True)]  # fmt: skip
-    written += [(f"{PREFIX}{name}", array) for name, array in tables.to_tensors(whole, _only(params, whole))]
+    written += [
+        (f"{PREFIX}{name}", array)
+        for name, array in tables.to_tensors(whole, unflatten_dict({path: saved[path] for path in whole}, sep="/"))
+    ]
     fields = adapter_fields(lora, table, {name: a.shape[1] for name, (a, _), _ in factors}, layers)
     fields |= {"fan_in_fan_out": not all(turned for *_, turned in factors)}
     fields |= {"base_model_name_or_path": base, "task_type": TASK_TYPES.get(config.task)}
@@ -294,11 +286,6 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
     (target / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     note = "; load the base in bfloat16, as it was in training" if lora.base_dtype != "float32" else ""
     return f"{target}: an adapter of {len(factors)} modules of {family.model_type}, {size / 1e6:,.1f} MB{note}"
-
-
-def _only(params: PyTree, names: Collection[str]) -> PyTree:
-    flat = flatten_dict(params, sep="/")
-    return unflatten_dict({name: flat[name] for name in names}, sep="/")
 
 
 def their_factors(

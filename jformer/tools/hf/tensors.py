@@ -53,7 +53,7 @@ class Tensors:
 
         Raises UserError for an invalid file.
         """
-        self.found: dict[str, Tensor] = {}
+        self.directory, self.found = directory, dict[str, Tensor]()
         for path, names in _files(directory).items():
             here = read_header(path)
             for name in here:
@@ -165,16 +165,14 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
             places = [(str(name), str(file)) for name, file in weight_map.items()]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{index}: is not an index of tensors ({error}); fetch it again") from error
-        files: dict[Path, set[str] | None] = {}
+        files: dict[Path, set[str]] = {}
         for name, file in places:
             if Path(file).name != file or not file.endswith(".safetensors"):
                 raise UserError(f"{index}: {name!r} lies in {file!r}, which is not a safetensors file beside it")
             if not is_file(directory / file):
                 raise UserError(f"{index}: names {file!r}, which is not there; fetch it")
-            names = files.setdefault(directory / file, set())
-            assert names is not None
-            names.add(name)
-        return files
+            files.setdefault(directory / file, set()).add(name)
+        return {**files}
     pickled = sorted(path.name for path in directory.glob("*.bin"))
     if pickled:
         raise UserError(

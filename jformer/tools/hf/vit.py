@@ -9,9 +9,15 @@ import numpy as np
 from jformer.data.tokenizers import ImageTokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.models.vision_config import VisionConfig
 from jformer.tools.hf.families import Fields, HfFamily
-from jformer.tools.hf.name_tables import Entry, Table, below, linear, norm
+from jformer.tools.hf.name_tables import Entry, Table, below, modules
+
+LAYER = {
+    "self_attn/q": "attention.attention.query", "self_attn/k": "attention.attention.key",
+    "self_attn/v": "attention.attention.value", "self_attn/o": "attention.output.dense",
+    "self_attn_norm": "layernorm_before", "feed_forward/up": "intermediate.dense",
+    "feed_forward/down": "output.dense", "feed_forward_norm": "layernorm_after",
+}  # fmt: skip
 
 
 def _table(model: ModelConfig) -> Table:
@@ -24,7 +30,6 @@ def _table(model: ModelConfig) -> Table:
         return kernel.reshape(size, size, channels, -1).transpose(3, 2, 0, 1)
 
     inputs = "vit.embeddings"
-    layer = "attention.attention"
     return {
         "class_token": Entry(f"{inputs}.cls_token"),
         "input/positions/embedding": Entry(
@@ -32,18 +37,8 @@ def _table(model: ModelConfig) -> Table:
         ),
         "patches/kernel": Entry(f"{inputs}.patch_embeddings.projection.weight", read_patches, write_patches),
         "patches/bias": Entry(f"{inputs}.patch_embeddings.projection.bias"),
-        **norm("encoder/final_norm", "vit.layernorm"),
-        **linear("classifier", "classifier"),
-        **below(
-            "encoder/block",
-            "vit.encoder.layer.{}",
-            *(linear(f"self_attn/{name[0]}", f"{layer}.{name}") for name in ("query", "key", "value")),
-            linear("self_attn/o", "attention.output.dense"),
-            norm("self_attn_norm", "layernorm_before"),
-            linear("feed_forward/up", "intermediate.dense"),
-            linear("feed_forward/down", "output.dense"),
-            norm("feed_forward_norm", "layernorm_after"),
-        ),
+        **modules({"encoder/final_norm": "vit.layernorm", "classifier": "classifier"}),
+        **below("encoder/block", "vit.encoder.layer.{}", modules(LAYER)),
     }
 
 
@@ -116,25 +111,20 @@ def pixel_fields(model: ModelConfig, images: ImageTokenizer) -> dict[str, Any]:
     }
 
 
-def _read(fields: Fields) -> dict[str, Any]:
-    mean, deviation = fields.get(PIXEL_SCALE, ((0.5,), (0.5,)))
-    sizes = {"image_size": fields["image_size"], "patch_size": fields["patch_size"], "channels": fields["num_channels"]}
-    return {"vision": VisionConfig(**sizes, mean=mean, deviation=deviation)}
-
-
 VIT = HfFamily(
     model_type="vit",
     classes={"ViTForImageClassification": "classify"},
-    sizes={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
-     "intermediate_size": "d_ff", "layer_norm_eps": "norm_epsilon", "hidden_dropout_prob": "dropout",
-     "attention_probs_dropout_prob": "attention_dropout", "image_size": "vision.image_size",
-     "patch_size": "vision.patch_size", "num_channels": "vision.channels"},
-    defaults={"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-     "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "hidden_act": "gelu",
-     "image_size": 224, "patch_size": 16, "num_channels": 3},
+    options={"hidden_size": ("d_model", 768), "num_hidden_layers": ("num_layers", 12),
+     "num_attention_heads": ("num_heads", 12), "intermediate_size": ("d_ff", 3072),
+     "layer_norm_eps": ("norm_epsilon", 1e-12), "hidden_dropout_prob": ("dropout", 0.0),
+     "attention_probs_dropout_prob": ("attention_dropout", 0.0), "image_size": ("vision.image_size", 224),
+     "patch_size": ("vision.patch_size", 16), "num_channels": ("vision.channels", 3),
+     "hidden_act": ("activation", "gelu")},
+    defaults={PIXEL_SCALE: ((0.5,), (0.5,))},
     ours={"family": "vit", "norm": "pre", "positions": "learned", "embedding_scale": "none", "init": "vit"},
     theirs={"qkv_bias": True},
-    table=_table, activation="hidden_act", read=_read,
+    table=_table,
+    read=lambda fields: dict(zip(("vision.mean", "vision.deviation"), fields[PIXEL_SCALE], strict=True)),
     write=lambda model: {PIXEL_SCALE: (model.vision.mean, model.vision.deviation)},
     unread=(r"vit\.pooler\..*",),
 )  # fmt: skip

@@ -75,11 +75,8 @@ class TokenizerFiles:
         self.directory, self.model_type, self.fields, self.listed = directory, model_type, fields, listed
         named = {f"{name}_token": token for name, token in TOKENS.get(model_type, {}).items()}
         self.config = {**named, **read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
-        self.without_row, self.lowercase, known = list[str](), lowercase, [FAST]
-        if model_type in WORDPIECE:
-            known.append(WORDS)
-        elif model_type in BYTE_LEVEL:
-            known.append(MERGES)
+        self.without_row, self.lowercase = list[str](), lowercase
+        known = [FAST, *([WORDS] if model_type in WORDPIECE else [MERGES] if model_type in BYTE_LEVEL else [])]
         if model_type not in WORDPIECE and lowercase is not None:
             raise UserError(f"--do_lower_case is for {' and '.join(WORDPIECE)}; {model_type} has no such setting")
         self.file = next((directory / name for name in known if (directory / name).is_file()), None)
@@ -251,7 +248,9 @@ class TokenizerFiles:
         elif self.model_type == "bart":
             around["before"] = (bos,)
         elif self.model_type in LANGUAGES:
-            code, legacy = self.language(language, f"{side}_language"), self.model_type == "mbart" and not self._mbart50
+            code = self.language(language, f"{side}_language")
+            mbart50 = str(self.config.get("tokenizer_class", "")).startswith("MBart50")
+            legacy = self.model_type == "mbart" and not mbart50
             start = code if legacy and side == "target" else start
             if not legacy:
                 around["before"] = (code,)
@@ -262,7 +261,8 @@ class TokenizerFiles:
             raise UserError(
                 f"{self.directory}: neither config.json nor {CONFIG} names the tokens texts begin and end with"
             )
-        unk = self._unk(eos)
+        unk = self.special("unk_token")
+        unk = -1 if unk == eos else unk
         if unk < 0 and not self.fast:
             raise UserError(
                 f"{self.directory}: its vocabulary has no {self.config.get('unk_token')!r} for unknown text: name the "
@@ -282,14 +282,6 @@ class TokenizerFiles:
         past = max(max(self.ids.values()) + 1, self.fields.get("vocab_size") or 0)
         return past if pad < 0 or pad == eos or (pad == bos and self.model_type == "gpt2") else pad
 
-    def _unk(self, eos: int) -> int:
-        unk = self.special("unk_token")
-        return -1 if unk == eos else unk
-
-    @property
-    def _mbart50(self) -> bool:
-        return str(self.config.get("tokenizer_class", "")).startswith("MBart50")
-
     def tokenizer(self, side: str, symbols: Symbols, prefix: str) -> Pretrained:
         """Return the tokenizer of one side ("source" or "target")."""
         stored = symbols._asdict()
@@ -298,15 +290,13 @@ class TokenizerFiles:
             split = bool(self.config.get("split_special_tokens", False))
             return FastTokenizer(self.content, stored, prefix, cleanup, split_specials=split)
         path = self.directory / PIECES[self.model_type][side == "target"]
-        specials = [token for token in self.ids if self._is_special(token)]
+        ids, listed = [self.special(name) for name in SPECIAL], self._listed()
+        specials = [token for token, i in self.ids.items() if token in listed or i in ids]
         try:
             model = base64.b64encode(path.read_bytes()).decode()
             return PiecesTokenizer(model, self.ids, stored, specials, prefix)
         except (OSError, RuntimeError) as error:
             raise UserError(f"{path}: is not a sentencepiece model ({error}); fetch it again") from error
-
-    def _is_special(self, token: str) -> bool:
-        return token in self._listed() or self.ids[token] in [self.special(name) for name in SPECIAL]
 
 
 def write(

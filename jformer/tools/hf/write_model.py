@@ -1,5 +1,6 @@
 """Export a run as a model's directory that transformers loads. `convert` imports."""
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from jformer.errors import UserError, check_choice
 from jformer.integrity import parse_object
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import new_directory, run_path
+from jformer.storage import new_directory, replace_content, run_path
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import learned, tensors, vocabulary
 from jformer.tools.hf import name_tables as tables
@@ -39,29 +40,64 @@ from jformer.tools.hf.sentence_modules import write_modules
 from jformer.tools.hf.vit import PIXEL_SCALE, VIT, pixel_fields, pixel_scale
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredRun:
+    """A run to export or to change."""
+
+    path: AnyPath
+    config: Config
+    tokenizers: tuple[Tokenizer, Tokenizer]
+
+    @property
+    def model(self) -> ModelConfig:
+        """Its model with the numbers of rows and classes, and without adapters."""
+        return sized(self.config, self.tokenizers).merged
+
+    @property
+    def text(self) -> Tokenizer:
+        """The tokenizer of the texts that it writes or, as a classifier, reads: its other one is of labels."""
+        return self.tokenizers[self.config.task not in LABELLED]
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What import wrote down about it, or about the run that it started from; {} if neither was imported."""
+        start = self.config.train.init_from
+        places = [Path(self.path), *([Path(run_path(start))] if start else [])]
+        return next((vocabulary.read_json(place / ORIGIN) for place in places if (place / ORIGIN).is_file()), {})
+
+    def copy_origin(self, target: AnyPath) -> None:
+        """Write the file of its origin, if it has one, into the directory of a run made of it."""
+        if (self.path / ORIGIN).exists():
+            replace_content(target / ORIGIN, (self.path / ORIGIN).read_bytes())
+
+
+def read_run(workdir: str) -> StoredRun:
+    """Return a run, whose parameters are not read yet."""
+    path = run_path(workdir)
+    return StoredRun(path, load_config(path / "config.json"), load_tokenizers(path / "tokenizer"))
+
+
 def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: int = tensors.SHARD_BYTES) -> str:
     """Write a run as a directory that transformers loads, and return a summary.
 
     The family is `model_type` or, by default, the one the run was imported from or another that fits. Raises UserError
     for a run that no family can express, and a directory that is not empty.
     """
-    path = run_path(workdir)
-    config = load_config(path / "config.json")
+    run = read_run(workdir)
+    config, origin = run.config, run.origin
     new_directory(target, "--output=")
     languages = config.decode.source_language, config.decode.target_language
-    tokenizers = directed(load_tokenizers(path / "tokenizer"), config.data, languages)
-    model, origin = sized(config, tokenizers).merged, origin_of(path, config)
+    run = dataclasses.replace(run, tokenizers=directed(run.tokenizers, config.data, languages))
+    tokenizers, text, model = run.tokenizers, run.text, run.model
     task = "mlm" if config.task == "embed" else config.task  # of the class that has no head
     family, fields = express(task, model, workdir, model_type, origin.get("model_type", ""))
-    symbols = symbol_fields(config, tokenizers)
+    symbols = symbol_fields(run)
     for key, value in family.theirs.items():
         if symbols.get(key, value) != value:
             raise UserError(f"{workdir}: {key}={symbols[key]} in its vocabulary, and {family.model_type} needs {value}")
-    model, params = own_layers(model, load_weights(path, config, build_model(model), make_mesh(1)).params)
-    if isinstance(tokenizers[1], NumberTokenizer):
-        params = {**params, "classifier": in_units(params["classifier"], tokenizers[1])}
+    model, params = own_layers(model, load_weights(run.path, config, build_model(model), make_mesh(1)).params)
+    params = in_units(params, tokenizers[1])
     target.mkdir(parents=True, exist_ok=True)
-    text = tokenizers[0] if config.task in LABELLED else tokenizers[1]  # a classifier's other one is of labels
     mask = config.task == "mlm" and not text.symbols.noise
     same = origin.get("tokenizer") == text.fingerprint and origin["model_type"] == family.model_type
     kept: dict[str, str] = origin["files"] if same else {}
@@ -75,7 +111,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
         written = itertools.chain(written, [(BIAS, np.zeros((1, model.target_vocab_size), np.float32))])
     size = tensors.write(target, written, shard_bytes)
     (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    notes = [*write_settings(target, family, config, tokenizers, kept), *learned.differences(text)]
+    notes = [*write_settings(target, family, run, kept), *learned.differences(text)]
     if config.task == "embed":
         write_modules(target, config)
     notes += ["the projection to the vocabulary"] if is_bare(model, config.task) else []
@@ -83,16 +119,12 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}{not_carried(notes)}"
 
 
-def in_units(classifier: Mapping[str, Any], numbers: NumberTokenizer) -> dict[str, Any]:
-    """Return a projection to a number as one to that number in the unit of its texts."""
-    scaled = {name: np.asarray(leaf) * np.float32(numbers.deviation) for name, leaf in classifier.items()}
-    return scaled | {"bias": scaled["bias"] + np.float32(numbers.mean)}
-
-
-def origin_of(workdir: AnyPath, config: Config) -> dict[str, Any]:
-    """Return what import wrote down about a run, or about the one that it started from; {} if neither was imported."""
-    places = [Path(workdir), *([Path(run_path(config.train.init_from))] if config.train.init_from else [])]
-    return next((vocabulary.read_json(place / ORIGIN) for place in places if (place / ORIGIN).is_file()), {})
+def in_units(params: Mapping[str, Any], answers: Tokenizer) -> Mapping[str, Any]:
+    """Return parameters whose projection to a number, if there is one, is to the number in the unit of its texts."""
+    if not isinstance(answers, NumberTokenizer) or "classifier" not in params:
+        return params
+    scaled = {name: np.asarray(leaf) * np.float32(answers.deviation) for name, leaf in params["classifier"].items()}
+    return {**params, "classifier": scaled | {"bias": scaled["bias"] + np.float32(answers.mean)}}
 
 
 def tokenizer_facts(config: Config, model: ModelConfig) -> dict[str, Any]:
@@ -132,9 +164,9 @@ def express(
     )
 
 
-def symbol_fields(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> dict[str, Any]:
+def symbol_fields(run: StoredRun) -> dict[str, Any]:
     """Return the ids and labels for config.json."""
-    text, answer = tokenizers
+    config, (text, answer) = run.config, run.tokenizers
     fields: dict[str, Any] = {}
     if config.task in LABELLED:
         labels = ["LABEL_0"] if config.data.labels == "number" else answer.tokens[NUM_SYMBOLS:]
@@ -151,23 +183,12 @@ def symbol_fields(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> di
     return fields | ({"pad_token_id": pad} if pad < text.vocab_size else {})
 
 
-def write_settings(
-    target: Path,
-    family: HfFamily,
-    config: Config,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    kept: Mapping[str, str],
-) -> list[str]:
+def write_settings(target: Path, family: HfFamily, run: StoredRun, kept: Mapping[str, str]) -> list[str]:
     """Write generation_config.json or preprocessor_config.json; return notes on options without a counterpart.
 
-    Args:
-        target: the directory.
-        family: whether its texts have a language.
-        config: the options of decoding.
-        tokenizers: of source and target.
-        kept: files as they came, of which one is written that still gives the same options.
+    Of `kept`, files as they came, one is written that still gives the same options.
     """
-    written = tokenizers[1]
+    config, (images, written) = run.config, run.tokenizers
     if config.task in ("translate", "lm"):
         language = family.model_type in vocabulary.LANGUAGES
         if SETTINGS in kept:
@@ -177,11 +198,11 @@ def write_settings(
                 return []
         ids = {token: i for i, token in enumerate(written.tokens)}
         settings, notes = generation.write(config.decode, written.symbols, ids)
-        settings = {**symbol_fields(config, tokenizers), **settings}
+        settings = {**symbol_fields(run), **settings}
         (target / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
         return notes
     if config.model.family == "vit":
-        images, vision = tokenizers[0], config.model.vision
+        vision = config.model.vision
         came = kept.get(PIXELS, "")
         if not came or pixel_scale(parse_object(came)) != (vision.mean, vision.deviation):
             came = json.dumps(pixel_fields(config.model, cast(ImageTokenizer, images)), indent=2) + "\n"

@@ -21,7 +21,7 @@ from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import FAMILIES, Texts, import_model, renamed
 from jformer.tools.hf.vocabulary import TokenizerFiles, read_kind, read_labels
-from jformer.tools.hf.write_model import export_model, symbol_fields
+from jformer.tools.hf.write_model import StoredRun, export_model, symbol_fields
 from jformer.trainer import train
 from tests.tools.hf import small_runs
 
@@ -238,7 +238,7 @@ def test_labels_of_several_are_named():
     config = default_config("bert_base")
     config.task, config.data.source, config.data.labels = "classify", "labelled", "several"
     labels = learn("labels", ["a,b"], 10, "identity", False)
-    fields = symbol_fields(resolve(config), (tokenizer(), labels))
+    fields = symbol_fields(StoredRun(Path(), resolve(config), (tokenizer(), labels)))
     assert (fields["problem_type"], fields["id2label"]) == ("multi_label_classification", {0: "a", 1: "b"})
 
 

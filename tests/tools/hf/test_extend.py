@@ -15,9 +15,7 @@ from jformer.inference.restore import saved_config
 from jformer.parallel.sharding import parameter_names
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import Texts, import_model
-from jformer.tools.hf.embedding_rows import TABLES
-from jformer.tools.hf.extend import extend
-from jformer.tools.hf.prune import prune
+from jformer.tools.hf.embedding_rows import TABLES, extend, prune
 from jformer.tools.hf.write_model import export_model
 from tests.slow import slow_but
 from tests.tools.hf import small_runs
