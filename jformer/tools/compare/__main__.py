@@ -89,12 +89,9 @@ def compare(paths: Sequence[str], metric: str, output: str, allowed: Sequence[st
     notes = [*cautions, *tests]
     if output:
         curve = metric if metric.startswith(("train/", "valid/")) else "valid/loss"
-        common = [
-            key for key in scored_sets(runs[0].results) if len(groups) == 2 and key in scored_sets(runs[-1].results)
-        ]
-        pair = [group[0] for group in groups.values()]
-        apart = [part for key in common for part in side_by_side(pair[0].config, pair[0].path, pair[1].path, key)]
-        page.write(run_path(output), files(tables, notes, _charts(runs), learning_curves(arms, curve), apart))
+        html = [part for name, rows in tables.items() for part in (page.heading(name), page.table(rows))]
+        html.append(page.paragraph("\n".join(notes)))
+        page.write(run_path(output), files(html, runs, groups, learning_curves(arms, curve)))
     parts = ["\n".join([f"{name}:", *aligned(rows, 1)]) for name, rows in tables.items()]
     return "\n\n".join([*parts, "\n".join(notes)])
 
@@ -181,28 +178,19 @@ def settings(groups: Mapping[str, Sequence[ScoredRun]]) -> list[list[str]]:
 
 
 def files(
-    tables: Mapping[str, Sequence[Sequence[str]]],
-    notes: Sequence[str],
-    charts: object,
-    picture: bytes,
-    apart: Sequence[str],
+    parts: Sequence[str], runs: Sequence[ScoredRun], groups: Mapping[str, Sequence[ScoredRun]], picture: bytes
 ) -> dict[str, str | bytes]:
-    """Return file name → content: the page, and the picture of the learning curves.
-
-    Args:
-        tables: heading → rows, the first of which is the head.
-        notes: a line each, below the tables.
-        charts: the data for the page's own curves.
-        picture: the learning curves as PNG; b"" = none.
-        apart: HTML that follows the curves.
-    """
-    parts = []
-    for name, rows in tables.items():
-        parts += [page.heading(name), page.table(rows)]
-    parts += [page.paragraph("\n".join(notes)), page.heading("curves")]
-    pictures = {"curves.png": picture} if picture else {}
-    parts += [page.image(png, "learning curves of the metric, with intervals over seeds") for png in pictures.values()]
-    return {"index.html": page.page("Runs compared", [*parts, CHARTS, *apart], PROGRAMS, charts), **pictures}
+    """Return file name → content: a page with parts, curves and the answers of two groups, and the learning curves."""
+    shown = [page.image(picture, "learning curves of the metric, with intervals over seeds")] if picture else []
+    apart: list[str] = []
+    if len(groups) == 2:
+        first, other = (group[0] for group in groups.values())
+        for key in scored_sets(runs[0].results):
+            if key in scored_sets(runs[-1].results):
+                apart += side_by_side(first.config, first.path, other.path, key)
+    whole = [*parts, page.heading("curves"), *shown, CHARTS, *apart]
+    made: dict[str, str | bytes] = {"index.html": page.page("Runs compared", whole, PROGRAMS, _charts(runs))}
+    return made | ({"curves.png": picture} if picture else {})
 
 
 def _charts(runs: Sequence[ScoredRun]) -> list[dict[str, Any]]:

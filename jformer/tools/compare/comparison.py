@@ -184,12 +184,8 @@ def _resampled_over_seeds(base: Arm, others: Sequence[Arm], metric: str) -> dict
             first, *rest = resampled(run, [arm.runs[seed] for arm in sharing], metric)
             for arm, other in zip(sharing, rest, strict=True):
                 found[arm.label].append((other.score - first.score, other.p))
-    return {label: _joint(pairs) for label, pairs in found.items()}
-
-
-def _joint(pairs: Sequence[tuple[float, float]]) -> float:
-    agree = all(difference >= 0 for difference, _ in pairs) or all(difference <= 0 for difference, _ in pairs)
-    return max(p for _, p in pairs) if agree else 1.0
+    disagree = {label for label, pairs in found.items() if min(pairs)[0] < 0 < max(pairs)[0]}
+    return {label: 1.0 if label in disagree else max(p for _, p in pairs) for label, pairs in found.items()}
 
 
 def _number(value: float, margin: float | None, form: str) -> str:

@@ -73,23 +73,21 @@ function drawLine(svg, line, x, y) {
 
 /** Let the pointer and the arrow keys choose a point of the x axis, and write what the lines are there. */
 function readable(svg, drawn, x, readout, told) {
-  const steps = [...new Set(drawn.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
+  const all = drawn.flatMap((line) => line.points);
+  const steps = [...new Set(all.map(([step]) => step))].sort((a, b) => a - b);
   let chosen = steps.length - 1;
-  const nearest = (among, pixel) =>
-    among.reduce((a, b) => (Math.abs(x.pixel(b) - pixel) < Math.abs(x.pixel(a) - pixel) ? b : a));
+  const away = ([step], pixel) => Math.abs(x.pixel(step) - pixel);
+  const nearest = (points, pixel) => points.reduce((a, b) => (away(b, pixel) < away(a, pixel) ? b : a));
   const read = (step) => {
-    const of = (line) => {
-      const found = nearest(
-        line.points.map((point) => point[0]),
-        x.pixel(step),
-      );
-      return `${line.name} at ${found}: ${short(line.points.find((point) => point[0] === found)[1])}`;
+    const of = ({ name, points }) => {
+      const [found, value] = nearest(points, x.pixel(step));
+      return `${name} at ${found}: ${short(value)}`;
     };
     readout.textContent = drawn.map(of).join("; ");
   };
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
-    read(nearest(steps, ((event.clientX - box.left) / box.width) * WIDTH));
+    read(nearest(all, ((event.clientX - box.left) / box.width) * WIDTH)[0]);
   });
   svg.addEventListener("pointerleave", () => {
     readout.textContent = told;
@@ -118,18 +116,9 @@ function drawChart({ title, along, lines }, { logX, logY }) {
   const readout = element("p", { class: "readout" }, told || "no value is above zero, as a logarithmic axis needs");
   if (drawn.length) {
     const all = drawn.flatMap((line) => line.points);
-    const x = scale(
-      all.map((point) => point[0]),
-      logX,
-      LEFT,
-      WIDTH - RIGHT,
-    );
-    const y = scale(
-      all.map((point) => point[1]),
-      logY,
-      HEIGHT - BOTTOM,
-      8,
-    );
+    const [steps, values] = [0, 1].map((i) => all.map((point) => point[i]));
+    const x = scale(steps, logX, LEFT, WIDTH - RIGHT);
+    const y = scale(values, logY, HEIGHT - BOTTOM, 8);
     drawAxes(svg, x, y);
     for (const line of drawn) drawLine(svg, line, x, y);
     readable(svg, drawn, x, readout, told);

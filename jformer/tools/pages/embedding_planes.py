@@ -52,7 +52,7 @@ def embedding_planes(predictor: Predictor, pairs: Sequence[tuple[str, str]]) -> 
     """
     found = []
     for pair in predictor.inputs.encode_pairs(pairs):
-        found.append([_plane(predictor, name, ids) for name, ids in _read(predictor, pair).items() if ids])
+        found.append([_of_table(predictor, name, ids) for name, ids in _read(predictor, pair).items() if ids])
     return found
 
 
@@ -67,19 +67,19 @@ def _read(predictor: Predictor, pair: EncodedPair) -> dict[str, list[int]]:
     return {name: list(dict.fromkeys(map(int, ids))) for name, ids in sides.items() if name in tables}
 
 
-def _plane(predictor: Predictor, name: str, ids: Sequence[int]) -> Plane:
+def _of_table(predictor: Predictor, name: str, ids: Sequence[int]) -> Plane:
     side = 1 if name == "target_embedding" or predictor.inputs.continues else 0
     tokens = predictor.tokenizers[side].tokens
     table = np.asarray(predictor.params[name]["embedding"], np.float32)[: len(tokens)]
-    points, shares = principal_components(table[ids])
     kind = name.removesuffix("embedding").strip("_") if "target_embedding" in predictor.params else ""
-    return Plane(
-        name=f"embeddings{kind and f' of the {kind}'}",
-        tokens=tuple(tokens[i] for i in ids),
-        points=points,
-        shares=shares,
-        neighbours=nearest(table, ids, tokens, NEAREST),
-    )
+    return _plane(f"embeddings{kind and f' of the {kind}'}", tokens, table, ids)
+
+
+def _plane(name: str, tokens: Sequence[str], table: np.ndarray, ids: Sequence[int]) -> Plane:
+    """Return the plane of some rows of a table [v d], whose tokens these are."""
+    points, shares = principal_components(table[ids])
+    near = nearest(table, ids, tokens, NEAREST)
+    return Plane(name=name, tokens=tuple(tokens[i] for i in ids), points=points, shares=shares, neighbours=near)
 
 
 def context_planes(predictor: Predictor, pairs: Sequence[tuple[str, str | None]]) -> dict[str, list[Plane]]:
@@ -104,15 +104,9 @@ def context_planes(predictor: Predictor, pairs: Sequence[tuple[str, str | None]]
                 tokens += [f"{visible(token)} [{number}]" if len(found) > 1 else token for token in read]
                 vectors.append(np.concatenate([each.arrays[names[0]][None], each.arrays[names[1]]]))
         if tokens:
-            layers = np.concatenate(vectors, axis=1)  # [l n d]
-            planes[stack] = [_in_context(f"layer {i}" if i else "input", tokens, x) for i, x in enumerate(layers)]
+            layers, rows = np.concatenate(vectors, axis=1), range(len(tokens))  # [l n d]
+            planes[stack] = [_plane(f"layer {i}" if i else "input", tokens, x, rows) for i, x in enumerate(layers)]
     return planes
-
-
-def _in_context(name: str, tokens: Sequence[str], vectors: np.ndarray) -> Plane:
-    points, shares = principal_components(vectors)
-    near = nearest(vectors, range(len(tokens)), tokens, NEAREST)
-    return Plane(name=name, tokens=tuple(tokens), points=points, shares=shares, neighbours=near)
 
 
 def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:

@@ -131,15 +131,8 @@ function tokensTo(node) {
 
 function hypotheses(nodes) {
   const over = nodes.filter(({ state }) => ["ended", "cut", "left"].includes(state));
-  const order = ({ rank, state, score }) => [rank || Infinity, state === "left", -score];
-  const before = (a, b) =>
-    order(a)
-      .map((value, i) => [value, order(b)[i]])
-      .find(([x, y]) => x !== y);
-  over.sort((a, b) => {
-    const differ = before(a, b);
-    return differ ? (differ[0] < differ[1] ? -1 : 1) : 0;
-  });
+  const place = ({ rank }) => rank || Infinity; // two without a rank differ by NaN, which counts as no difference
+  over.sort((a, b) => place(a) - place(b) || (a.state === "left") - (b.state === "left") || b.score - a.score);
   const score = (node) => (node.state === "left" ? "" : nats(node.score));
   const rows = over.map((node) => [
     String(node.rank || ""),

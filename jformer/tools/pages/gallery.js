@@ -38,15 +38,12 @@ function attend({ query, key, value }, scale, causal) {
 
 /** Return a table of numbers, a row for each word, under a caption that says what they are. */
 function wordTable(caption, heads, rows) {
-  const row = (word, cells) => element("tr", {}, element("th", { scope: "row" }, word), ...cells);
-  const cells = rows.map((cells, i) =>
-    row(
-      words[i],
-      cells.map((cell) => element("td", {}, cell)),
-    ),
-  );
+  const body = rows.map((cells, i) => {
+    const numbers = cells.map((cell) => element("td", {}, cell));
+    return element("tr", {}, element("th", { scope: "row" }, words[i]), ...numbers);
+  });
   const head = heads.map((name) => element("th", { scope: "col" }, name));
-  const parts = [element("thead", {}, element("tr", {}, element("td"), ...head)), element("tbody", {}, ...cells)];
+  const parts = [element("thead", {}, element("tr", {}, element("td"), ...head)), element("tbody", {}, ...body)];
   const table = element("table", {}, element("caption", {}, caption), ...parts);
   return element("div", { class: "wide", tabindex: 0 }, table);
 }

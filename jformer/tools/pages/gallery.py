@@ -109,7 +109,8 @@ def gallery(config: Config, workdir: Path | None = None) -> str:
 
     def placed(part: Part) -> str:
         if isinstance(part, Chart):
-            charts.append(_chart_data(part))
+            lines = {name: [float(f"{value:.5g}") for value in values] for name, values in part.lines.items()}
+            charts.append(part._asdict() | {"at": list(part.at), "lines": lines})
             return f'<div data-chart="{len(charts) - 1}"></div>'
         if isinstance(part, Positions):
             maps.append(map_data(part))
@@ -336,8 +337,3 @@ def _map(
     numbers = np.asarray(values, np.float32)
     rows, across = (tuple(map(str, names)) for names in (range(len(numbers)), columns or range(numbers.shape[1])))
     return Positions(name=name, axes=axes, values=numbers, rows=rows, columns=across, masked=masked)
-
-
-def _chart_data(chart: Chart) -> dict[str, Any]:
-    lines = {name: [float(f"{value:.5g}") for value in values] for name, values in chart.lines.items()}
-    return chart._asdict() | {"at": list(chart.at), "lines": lines}

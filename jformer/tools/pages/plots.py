@@ -83,20 +83,14 @@ def bars(categories: Sequence[str], groups: Sequence[PlottedLine], xlabel: str, 
     return _finished(figure, axes, xlabel, ylabel, others=len(groups) - len(shown))
 
 
-def intervals(
-    labels: Sequence[str], means: Sequence[float], margins: Sequence[float | None], xlabel: str, reference: float
-) -> bytes:
-    """Draw a mean and its interval on each row, and a reference line, as PNG.
+def intervals(rows: Mapping[str, tuple[float, float | None]], xlabel: str, reference: float) -> bytes:
+    """Draw the mean and half the width of the interval (None = no interval) of each row, and a reference line.
 
-    With more than MAX_NAMED rows, only the first few are named; the others share the room below, in grey.
-
-    Args:
-        labels: of the rows, from the top.
-        means: of the rows; values that are not finite are not drawn.
-        margins: half the width of each interval; None = no interval.
-        xlabel: the label of the axis.
-        reference: the place of the reference line; nan = none.
+    The line is drawn unless `reference` is nan. The first row is on top. With more than MAX_NAMED rows, only the first
+    few are named; the others share the room below, in grey. Values that are not finite are not drawn.
     """
+    labels = [*rows]
+    means, margins = (_finite(values) for values in zip(*rows.values(), strict=True))
     named = len(labels) if len(labels) <= MAX_NAMED else len(PALETTE)
     names = [_label(label) for label in labels[:named]]
     heights: list[float] = []
@@ -106,7 +100,6 @@ def intervals(
         height += 1 + 0.7 * name.count("\n")
     rest = [height + 10 * i / max(len(labels) - named, 1) for i in range(len(labels) - named)]
     figure, axes = _figure(0.9 + 0.22 * (height + (11 if rest else 0)))
-    means, margins = _finite(means), _finite(margins)
     axes.errorbar(means[named:], rest, xerr=margins[named:], fmt=".", color=OTHERS_COLOR, markersize=3, linewidth=0.4)
     axes.errorbar(means[:named], heights, xerr=margins[:named], fmt="o", color=PALETTE[0], markersize=5, capsize=3)
     ticks = [*heights, *([rest[len(rest) // 2]] if rest else [])]

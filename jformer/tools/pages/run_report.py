@@ -225,19 +225,15 @@ def graded(
     for number, (answer, pair) in enumerate(zip(answers, pairs, strict=True), start=1):
         if is_right(config, answer, pair):
             continue
-        grade, text = 0.0, "wrong"
-        if kind in ("text", "qa"):
-            grade = line_score(config, answer, pair)
-            text = f"{grade:.1f}"
-            if kind == "qa" and grade == 100:
-                continue
-        elif kind == "tags":
+        grade, text = line_score(config, answer, pair), "wrong"
+        if kind == "qa" and grade == 100:
+            continue
+        if kind == "tags":
             tags = pair.target.split()
             right = sum(map(str.__eq__, answer.split(), tags))
             grade, text = right / len(tags), f"{right} of {len(tags)}"
-        elif kind == "number":
-            grade = line_score(config, answer, pair)
-            text = f"{-grade:.3g}"
+        elif kind in ("text", "qa", "number"):
+            text = f"{abs(grade):{'.3g' if kind == 'number' else '.1f'}}"
         found.append((grade, number, (pair.source, pair.target, answer), text))
     return sorted(found)
 

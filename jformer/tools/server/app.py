@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.resources import files
@@ -59,7 +59,7 @@ class Workers:
         return sum(each.waiting for each in self.all)
 
     @property
-    def all(self) -> tuple[Batcher[Any, Any] | Streams[Any, Any], ...]:
+    def all(self) -> tuple[Batcher[Any, Any] | Streams, ...]:
         """What gathers requests; each must be running."""
         return self.answers, self.scores, self.views, self.streams
 
@@ -180,32 +180,20 @@ def _add_pages(app: FastAPI) -> None:
 def _add_mistakes(app: FastAPI, limits: Limits) -> None:
     """Add the responses to errors."""
 
-    def refuse(status: int, why: str, **headers: str) -> JSONResponse:
-        return JSONResponse({"detail": why.encode("utf-8", "replace").decode()}, status, headers)
+    def add(kind: type[Exception], status: int, say: Callable[[Any], str], **headers: str) -> None:
+        async def refuse(request: Request, error: Exception) -> JSONResponse:
+            return JSONResponse({"detail": say(error).encode("utf-8", "replace").decode()}, status, headers)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        app.add_exception_handler(kind, refuse)
+
+    def invalid(error: RequestValidationError) -> str:
         """Name the invalid fields, not their values: these may be long, or not JSON."""
-        found = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
-        return refuse(422, "; ".join(found))
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
 
-    @app.exception_handler(Exception)  # Starlette logs it, too, with its traceback
-    async def failed(request: Request, error: Exception) -> JSONResponse:
-        return refuse(500, "the server failed")
-
-    @app.exception_handler(UserError)
-    async def mistaken(request: Request, error: Exception) -> JSONResponse:
-        return refuse(422, str(error))
-
-    @app.exception_handler(UnknownAdapterError)
-    async def unknown(request: Request, error: Exception) -> JSONResponse:
-        return refuse(404, str(error))
-
-    @app.exception_handler(BusyError)
-    async def busy(request: Request, error: BusyError) -> JSONResponse:
-        seconds = str(math.ceil(limits.gather_seconds))
-        return refuse(429, "too many texts are waiting; try again later", **{"Retry-After": seconds})
-
-    @app.exception_handler(TimeoutError)
-    async def late(request: Request, error: TimeoutError) -> JSONResponse:
-        return refuse(503, f"no answer within {limits.answer_seconds:g} s", **{"Retry-After": "1"})
+    busy, late = "too many texts are waiting; try again later", f"no answer within {limits.answer_seconds:g} s"
+    add(RequestValidationError, 422, invalid)
+    add(Exception, 500, lambda error: "the server failed")  # Starlette logs it, too, with its traceback
+    add(UserError, 422, str)
+    add(UnknownAdapterError, 404, str)
+    add(BusyError, 429, lambda error: busy, **{"Retry-After": str(math.ceil(limits.gather_seconds))})
+    add(TimeoutError, 503, lambda error: late, **{"Retry-After": "1"})

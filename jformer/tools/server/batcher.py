@@ -43,15 +43,6 @@ class _Job(NamedTuple, Generic[Item, Reply]):
     items: Sequence[Item]
     answers: asyncio.Future[list[Reply]]
 
-    def resolve(self, answers: list[Reply] | Exception) -> None:
-        """Give the caller its answers or an error, if it still waits."""
-        if self.answers.done():
-            return
-        if isinstance(answers, Exception):
-            self.answers.set_exception(answers)
-        else:
-            self.answers.set_result(answers)
-
 
 class Batcher(Generic[Item, Reply]):
     """Gathers the items of several callers, and gives each caller its own answers."""
@@ -121,11 +112,16 @@ class Batcher(Generic[Item, Reply]):
 
 
 def _resolve(loop: asyncio.AbstractEventLoop, resolved: Sequence[tuple[_Job[Any, Any], list[Any] | Exception]]) -> None:
-    """Give callers their answers or errors in the event loop's thread, unless the loop is closed."""
+    """Give callers that still wait their answers or errors in the event loop's thread, unless the loop is closed."""
 
     def resolve() -> None:
         for job, answers in resolved:
-            job.resolve(answers)
+            if job.answers.done():
+                continue
+            if isinstance(answers, Exception):
+                job.answers.set_exception(answers)
+            else:
+                job.answers.set_result(answers)
 
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(resolve)

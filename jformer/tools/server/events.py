@@ -8,25 +8,21 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from jformer.errors import UserError
-from jformer.inference.answers import Output, Piece
-from jformer.inference.streaming import StreamUpdate
-from jformer.tools.server.guard import Receive, Scope, Send
+from jformer.inference.answers import Output
 from jformer.tools.server.streams import Stream, Streams
 
 LOG = logging.getLogger("uvicorn.error")
 MEDIA_TYPE = "text/event-stream"
-Asked = Sequence[Piece]  # a request, as a stream has it
 Record = Callable[[Sequence[Output]], Mapping[str, object]]
 
 
 class Events(StreamingResponse):
     """A stream as a response, closed when all is sent, the client leaves, or it has not read all in time."""
 
-    def __init__(
-        self, streams: Streams[Asked, StreamUpdate], stream: Stream[Asked, StreamUpdate], record: Record
-    ) -> None:
+    def __init__(self, streams: Streams, stream: Stream, record: Record) -> None:
         """Send the updates of a stream; `record` makes the content of a whole answer."""
         super().__init__(_events(stream, record), media_type=MEDIA_TYPE)
         self._seconds = 2 * stream.seconds  # to compute, and to be read
@@ -42,7 +38,7 @@ class Events(StreamingResponse):
             self._close()
 
 
-async def _events(stream: Stream[Asked, StreamUpdate], record: Record) -> AsyncIterator[str]:
+async def _events(stream: Stream, record: Record) -> AsyncIterator[str]:
     """Yield the events of a stream.
 
     An event without a name has the new text of an input, `answer` the whole answer, and `error` the reason why the

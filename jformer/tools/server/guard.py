@@ -4,18 +4,13 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jformer.tools.server.limits import Limits
 from jformer.tools.server.meters import Meters
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN = ("/", "/page.js", "/page.css", "/v1/health", "/openapi.json")  # without the token, too
 HEADERS = (  # of every response: pages load nothing from elsewhere, and no other page embeds them
@@ -44,7 +39,7 @@ class RefusedError(Exception):
 class Guard:
     """Wraps an ASGI application, which sees only admitted requests whose body has arrived."""
 
-    def __init__(self, app: App, limits: Limits, access: Access, paths: tuple[str, ...], meters: Meters) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, access: Access, paths: tuple[str, ...], meters: Meters) -> None:
         """Wrap an application.
 
         Args:
@@ -104,7 +99,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives the body once, and then the messages of the connection."""
     whole = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-    async def replayed() -> MutableMapping[str, Any]:
+    async def replayed() -> Message:
         return next(whole, None) or await receive()
 
     return replayed
@@ -117,7 +112,7 @@ class _Sending:
         self.status = 500
         self._send = send
 
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+    async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *HEADERS]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jformer.config.config_files import as_flags, load_module, parse_keys, run_config_file, with_keys
 from jformer.config.options import LOWER_IS_BETTER, SCORES, TEST_SCORES, Config, final_scores
-from jformer.errors import UserError, nearest
+from jformer.errors import UserError, check_choice, nearest
 from jformer.tools.sweep.space import Overrides
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
     Raises UserError for anything in keys, values, names or seeds that would stop a trial later.
     """
     module = load_module(path, "experiment")
-    for name in ("BASE", "METRIC"):
+    for name, example in {"BASE": "configs/quickstart.py", "METRIC": "valid/loss"}.items():
         if not isinstance(getattr(module, name, None), str):
-            raise UserError(f"{path}: {name} is missing, a string such as {_EXAMPLES[name]!r}")
+            raise UserError(f"{path}: {name} is missing, a string such as {example!r}")
     search, sweep = getattr(module, "search", None), getattr(module, "sweep", None)
     if (search is None) == (sweep is None):
         raise UserError(f"{path}: needs either sweep(), which returns lists of overrides, or search(trial)")
@@ -143,9 +143,6 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
     )
     _check(experiment)
     return experiment
-
-
-_EXAMPLES = {"BASE": "configs/quickstart.py", "METRIC": "valid/loss"}
 
 
 def _name(metric: str) -> str:
@@ -195,8 +192,7 @@ def _check_arms(experiment: Experiment) -> None:
     path, seen = experiment.path, dict[str, str]()
     if not experiment.arms:
         raise UserError(f"{path}: sweep() returned no overrides")
-    if experiment.baseline not in experiment.arms:
-        raise UserError(f"{path}: BASELINE={experiment.baseline!r}; choose one of: {', '.join(experiment.arms)}")
+    check_choice(f"{path}: BASELINE", experiment.baseline, experiment.arms)
     for label, overrides in experiment.arms.items():
         if "seed" in overrides:
             raise UserError(f"{path}: arm {label!r}: seeds are SEEDS=(0, 1, …), not an override")
@@ -218,12 +214,8 @@ def _check_search(experiment: Experiment) -> None:
         raise UserError(f"{path}: TRIALS={experiment.trials} must be the number of trials of search(trial)")
     if len(experiment.seeds) > 1:
         raise UserError(f"{path}: SEEDS={experiment.seeds}: a search has one seed; repeat its best trials with sweep()")
-    for name, value, choices in (
-        ("SAMPLER", experiment.sampler, SAMPLERS),
-        ("PRUNER", experiment.pruner, PRUNERS),
-    ):
-        if value not in choices:
-            raise UserError(f"{path}: {name}={value!r}; choose one of: {', '.join(choices)}")
+    check_choice(f"{path}: SAMPLER", experiment.sampler, SAMPLERS)
+    check_choice(f"{path}: PRUNER", experiment.pruner, PRUNERS)
     if experiment.pruner != "none" and not experiment.reports_in_training():
         raise UserError(
             f"{path}: PRUNER={experiment.pruner!r} needs a METRIC reported during training, such as valid/loss"

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jformer.config.options import flatten
@@ -28,19 +28,18 @@ def draw(
         pictures["parallel.png"] = parallel(experiment, done)
     else:
         pictures["arms.png"] = arm_intervals(experiment, [standings[i] for i in order])
-    short = _short({key for plot in experiment.plots for key in plot if key})
-    for x, lines in experiment.plots:
-        name = "-".join(short[key] for key in (x, lines) if key)
+    ends = Counter(map(_last, {key for plot in experiment.plots for key in plot}))
+    for x, lines in experiment.plots:  # named by the last parts of keys, or whole keys if another ends the same
+        name = "-".join(_last(key) if ends[_last(key)] == 1 else key.replace(".", "-") for key in (x, lines) if key)
         pictures[f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.png"] = factor(experiment, done, x, lines)
     return {name: png for name, png in pictures.items() if png}
 
 
 def arm_intervals(experiment: Experiment, ranked: Sequence[Standing]) -> bytes:
     """Draw all arms, the best at the top, and a line at the baseline's mean."""
-    means = {found.label: found.mean for found in ranked}
-    reference = means[experiment.baseline].mean if experiment.baseline in means else math.nan
-    margins = [found.margin for found in means.values()]
-    return plots.intervals(list(means), [m.mean for m in means.values()], margins, experiment.metric, reference)
+    rows = {found.label: (found.mean.mean, found.mean.margin) for found in ranked}
+    reference, _ = rows.get(experiment.baseline, (math.nan, None))
+    return plots.intervals(rows, experiment.metric, reference)
 
 
 def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) -> bytes:
@@ -84,9 +83,3 @@ def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
 
 def _last(key: str) -> str:
     return key.rpartition(".")[2]
-
-
-def _short(keys: Collection[str]) -> dict[str, str]:
-    """Return key → its last part, or the whole key if another ends the same."""
-    ends = Counter(map(_last, keys))
-    return {key: _last(key) if ends[_last(key)] == 1 else key.replace(".", "-") for key in keys}

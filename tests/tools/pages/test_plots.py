@@ -52,7 +52,8 @@ def draw(kind, count, label="arm"):
     if kind == "bars":
         return plots.bars(labels, [PlottedLine("", range(count), means, [0.1] * count)], label, label)
     if kind == "intervals":
-        return plots.intervals(labels, means, [0.1, None] * (count // 2), label, 3.0)
+        rows = {line.label: (line.y[0], None if i % 2 else 0.1) for i, line in enumerate(lines)}
+        return plots.intervals(rows, label, 3.0)
     if kind == "parallel":
         columns, values = some_rows(count)
         return plots.parallel({**columns, label: labels}, values, "loss", descending=False)
@@ -98,7 +99,7 @@ def test_what_is_not_finite_is_left_out():
     assert ink(plots.lines([line], "x", "y", logarithmic=True), PALETTE[0]) > 20
     assert ink(plots.curves([line._replace(y=[2.0, 1.0, float("inf")])], "x", "y"), PALETTE[0]) > 20
     plots.bars(["a", "b"], [PlottedLine("", [0, 1], [float("inf"), 1.0], [None, float("inf")])], "x", "y")
-    plots.intervals(["a", "b"], [float("inf"), 1.0], [None, None], "loss", float("nan"))
+    plots.intervals({"a": (float("inf"), None), "b": (1.0, None)}, "loss", float("nan"))
 
 
 def test_there_are_no_half_updates(monkeypatch):
