@@ -8,6 +8,7 @@ With --kills, preparation is killed that often at random moments, and its arrays
 Command:  python -m experiments.speed.preparation [--pairs=100000,1000000] [--kills=20] [--smoke]
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +30,17 @@ from jformer.config import default_config, resolve
 from jformer.config.options import Config
 from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import make_batches
+from jformer.data.preparation import PAIRS as HASHES
 from jformer.data.sources import open_split
 from jformer.data.vocabularies import learn_tokenizers, load_tokenizers
+from jformer.integrity import seal
 from jformer.tasks.build import build_task
 
 PAIRS = flags.DEFINE_list("pairs", ["100000", "1000000"], "How many, one after the other.")
 KILLS = flags.DEFINE_integer("kills", 0, "Of the preparation of the first of them.")
 SEED = flags.DEFINE_integer("seed", 0, "Of when.")
+PLAN = flags.DEFINE_integer("plan", 0, "Open and plan as many pairs, of which only the lengths are made.")
+KEEP = flags.DEFINE_string("keep", "", "A folder for text and arrays, which a later run with it finds.")
 STAGE = flags.DEFINE_enum("stage", "", ["", "prepare", "buckets", "packed"], "Do this and print its figures.")
 FOLDER = flags.DEFINE_string("folder", "", "Of text, tokenizers and arrays.")
 
@@ -44,25 +49,24 @@ AT_ONCE = 100_000  # pairs that are generated
 
 
 def write_text(folder: Path, pairs: int) -> None:
-    """Write both sides of a corpus."""
+    """Write both sides of a corpus, unless they are there."""
+    if (folder / "train.de").exists():
+        return
     rng = np.random.default_rng(0)
     letters, sizes = rng.integers(ord("a"), ord("z") + 1, 12 * WORDS), rng.integers(2, 12, WORDS)
-    words = np.array([bytes(letters[12 * i : 12 * i + size].tolist()).decode() for i, size in enumerate(sizes)], object)
+    words = np.where(np.arange(12) < sizes[:, None], letters.reshape(WORDS, 12), 0).astype(np.uint8)
+    words[:, -1] = ord(" ")
     often = np.cumsum(1 / np.arange(1, WORDS + 1))
-    with (folder / "train.en").open("w") as source, (folder / "train.de").open("w") as target:
+    with (folder / "train.en").open("wb") as source, (folder / "target").open("wb") as target:
         for start in range(0, pairs, AT_ONCE):
             count = min(AT_ONCE, pairs - start)
             lengths = np.clip(np.rint(rng.lognormal(MEAN, SPREAD, count)), 1, 120).astype(np.int64)
             ids = np.searchsorted(often, rng.random(lengths.sum()) * often[-1])
             for file, side in ((source, ids), (target, (ids * 7919 + 1) % WORDS)):
-                file.writelines(" ".join(line) + "\n" for line in _lines(words[side].tolist(), lengths.tolist()))
-
-
-def _lines(words: list[str], lengths: list[int]) -> Iterator[list[str]]:
-    end = 0
-    for length in lengths:
-        start, end = end, end + length
-        yield words[start:end]
+                text = words[side]
+                text[np.cumsum(lengths) - 1, -1] = ord("\n")
+                file.write(text[text > 0].tobytes())
+    (folder / "target").rename(folder / "train.de")
 
 
 def configured(folder: Path, batching: str) -> Config:
@@ -97,7 +101,22 @@ def stage(folder: Path, name: str) -> None:
         lap("plan")
         batches[0]
         lap("batch")
+        batches[len(batches)]
+        lap("next epoch")
     print(json.dumps({"seconds": seconds, "held": resident(field="VmHWM")}))
+
+
+def make_lengths(cache: Path, pairs: int) -> None:
+    """Replace the arrays of a cache by those of a corpus of given size; tokens are zeros that take no room on disk."""
+    rng, (folder,) = np.random.default_rng(0), (path for path in cache.iterdir() if path.is_dir())
+    source = np.clip(np.rint(rng.lognormal(3.11, 0.61, pairs)), 2, 128)
+    target = np.clip(np.rint(source * rng.lognormal(0.02, 0.2, pairs)), 2, 128)
+    for side, lengths in {"source": source, "target": target}.items():
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        np.save(folder / f"{side}.offsets.npy", offsets)
+        np.lib.format.open_memmap(folder / f"{side}.values.npy", "w+", np.uint16, (int(offsets[-1]),))
+    np.lib.format.open_memmap(folder / HASHES, "w+", np.uint64, (pairs,))
+    seal(folder)
 
 
 def clocks() -> np.ndarray:
@@ -112,23 +131,33 @@ def start(folder: Path, name: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, env=os.environ | {"JAX_PLATFORMS": "cpu"})
 
 
-def size_of(folder: Path) -> float:
-    """Return the MiB of all files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
+def size_of(folder: Path, pattern: str) -> float:
+    """Return the MiB of the files in a folder that match a pattern."""
+    return sum(path.stat().st_size for path in folder.glob(pattern)) / 2**20
 
 
 def measure(folder: Path, pairs: int) -> None:
     """Print the rows of a corpus."""
-    write_text(folder, pairs)
-    text = size_of(folder)
+    if PLAN.value:
+        write_text(folder, pairs=2_000)
+        if not (folder / "cache").exists():
+            finish(folder)
+            make_lengths(folder / "cache", pairs)
+    else:
+        write_text(folder, pairs)
+    text = size_of(folder, "train.*")
     for name in ("prepare", "buckets", "packed"):
-        found = json.loads(start(folder, name).communicate()[0])
+        process, own = start(folder, name), 0.0
+        while process.poll() is None:
+            with contextlib.suppress(OSError, IndexError):  # it has just ended
+                own = max(own, resident(process.pid, "RssAnon"))
+            time.sleep(0.01)
+        found = json.loads(process.communicate()[0])
         each = ", ".join(f"{what} {used:.2f} ({clock:.2f})" for what, (used, clock) in found["seconds"].items())
         per = 1e6 * sum(used for used, _ in found["seconds"].values()) / pairs
-        sizes = f"text {text:,.0f}, arrays {size_of(folder / 'cache'):,.0f} MiB"
-        print(
-            f"{pairs:>11,} {name:<8}{each} s; {per:.1f} us a pair; held {found['held']:,.0f} MiB; {sizes}", flush=True
-        )
+        sizes = f"text {text:,.0f}, arrays {size_of(folder, 'cache/*/*'):,.0f} MiB"
+        held = f"held {found['held']:,.0f} MiB, {own:,.0f} without mapped files"
+        print(f"{pairs:>11,} {name:<8}{each} s; {per:.1f} us a pair; {held}; {sizes}", flush=True)
 
 
 def kill(folder: Path, draw: random.Random) -> None:
@@ -175,8 +204,10 @@ def main(_: Sequence[str]) -> None:
         stage(Path(FOLDER.value), STAGE.value)
         return
     print(f"{commit()}, {processor_name()}, {len(os.sched_getaffinity(0))} cores")
-    for number, pairs in zip(itertools.count(), map(int, PAIRS.value)):
-        with tempfile.TemporaryDirectory() as folder:
+    for number, pairs in zip(itertools.count(), [PLAN.value] if PLAN.value else map(int, PAIRS.value)):
+        kept = Path(KEEP.value, f"{'lengths' if PLAN.value else 'pairs'}{pairs}")
+        with contextlib.nullcontext(kept) if KEEP.value else tempfile.TemporaryDirectory() as folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
             measure(Path(folder), pairs)
             if KILLS.value and not number:
                 kill(Path(folder), random.Random(SEED.value))

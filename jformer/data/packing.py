@@ -26,7 +26,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jformer.data.plan import CHUNK, LIMITS, Shape, length_kinds, shape_of, side_multiples
+from jformer.data.draws import ranges
+from jformer.data.plan import LIMITS, Shape, chunks, length_kinds, shape_of, side_multiples
 from jformer.errors import UserError
 
 Lengths = tuple[int, int]
@@ -75,29 +76,33 @@ def packed_shape(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedRows:
-    """Rows whose lengths are fixed; each turn gives every place of them another random example of its lengths."""
+    """Rows whose lengths are fixed; each turn gives every place of them another random example of its lengths.
 
-    sizes: np.ndarray  # [rows] examples
-    places: np.ndarray  # [n] the places of all rows, sorted by their lengths
-    kind: np.ndarray  # [n] the number of each example's lengths, in the same order
-    edges: np.ndarray  # kinds that begin groups to sort one after the other
-    first: np.random.Generator  # of turn 0
+    Rows come in runs of equal ones. The examples of a turn are ordered by their lengths, and at random among the same.
+    A place of row i of a run takes example first + i · step of that order, so no array counts rows or places.
+    """
+
+    rows: np.ndarray  # [runs] equal rows
+    sizes: np.ndarray  # [runs] examples in each of them
+    first: np.ndarray  # [places of one row of each run] the example in its first row
+    step: np.ndarray  # [the same] examples of the same lengths in a row
+    kind: np.ndarray  # [n] the number of each example's lengths
+    counts: np.ndarray  # [kinds] examples of each
+    generator: np.random.Generator  # of turn 0
     seed: int
 
-    def examples(self, turn: int) -> np.ndarray:
-        """Return the index of the example in each place [n], row after row.
-
-        Examples and places have the same multiset of lengths, so sorting both by length pairs them up.
-        """
-        rng = np.random.default_rng([self.seed, turn]) if turn else copy.deepcopy(self.first)
-        shuffled = np.arange(len(self.kind), dtype=self.places.dtype)
+    def order(self, turn: int, out: np.ndarray) -> None:
+        """Write the examples of a turn, ordered by their lengths, into an array [n]."""
+        rng = np.random.default_rng([self.seed, turn]) if turn else copy.deepcopy(self.generator)
+        shuffled = np.arange(len(self.kind), dtype=out.dtype)
         rng.shuffle(shuffled)
-        examples = np.empty_like(shuffled)
-        start = 0
-        for group in _in_order(self.kind[shuffled], self.edges):
-            examples[self.places[start : start + len(group)]] = shuffled[group]
-            start += len(group)
-        return examples
+        begin = np.cumsum(self.counts) - self.counts
+        for chunk in chunks(len(shuffled)):
+            drawn = shuffled[chunk]
+            kinds = self.kind[drawn]
+            found = np.bincount(kinds, minlength=len(begin))
+            out[np.repeat(begin, found) + ranges(found)] = drawn[np.argsort(kinds, kind="stable")]
+            begin += found
 
 
 def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> PackedRows:
@@ -110,8 +115,11 @@ def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> Pac
 
     >>> source, target = np.array([3, 5, 2, 6]), np.array([3, 5, 2, 6])
     >>> packed = pack(source, target, Shape(rows=1, source_length=8, target_length=8), seed=0)
-    >>> packed.examples(turn=0).tolist(), packed.sizes.tolist()  # 6 + 2 tokens fill a row, and so do 5 + 3
-    ([3, 2, 1, 0], [2, 2])
+    >>> packed.rows.tolist(), packed.sizes.tolist()  # 6 + 2 tokens fill a row, and so do 5 + 3
+    ([1, 1], [2, 2])
+    >>> packed.order(turn=0, out=(examples := np.zeros(4, int)))
+    >>> examples[packed.first].tolist()
+    [3, 2, 1, 0]
     """
     rng = np.random.default_rng(seed)
     kinds, population, kind = length_kinds(source, target)
@@ -119,22 +127,26 @@ def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> Pac
     counts[*kinds.T] = population
     if counts[0, 0]:
         raise ValueError(f"{counts[0, 0]} examples have no token on either side")
-    numbers = np.zeros(counts.shape, kind.dtype)
+    numbers = np.zeros(counts.shape, np.int64)
     numbers[*kinds.T] = np.arange(len(kinds))
-    rows = list(_make_rows(counts, (shape.source_length, shape.target_length), rng))
-    sizes = np.repeat([len(row) for row, _ in rows], [times for _, times in rows])
-    places = np.concatenate([np.tile(numbers[*np.transpose(row)], times) for row, times in rows])
-    dtype = np.uint32 if len(places) < 2**32 else np.uint64
-    edges = np.flatnonzero(np.diff(np.cumsum(population) // CHUNK, prepend=-1, append=np.inf))
-    ordered = np.concatenate([group.astype(dtype) for group in _in_order(places, edges)])
-    return PackedRows(sizes=sizes, places=ordered, kind=kind, edges=edges, first=rng, seed=seed)
+    lengths, rows = zip(*_make_rows(counts, (shape.source_length, shape.target_length), rng), strict=True)
+    sizes = np.array(list(map(len, lengths)))
+    places = numbers[*np.array(list(itertools.chain.from_iterable(lengths))).T]
+    first, step = _shared_out(places, np.repeat(np.arange(len(rows)), sizes), np.repeat(rows, sizes))
+    return PackedRows(np.array(rows), sizes, first, step, kind, population, generator=rng, seed=seed)
 
 
-def _in_order(kinds: np.ndarray, edges: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield what a stable argsort of the kinds returns, for one group of kinds after the other, to save memory."""
-    for first, end in itertools.pairwise(edges):
-        group = np.flatnonzero((kinds >= first) & (kinds < end))
-        yield group[np.argsort(kinds[group], kind="stable")]
+def _shared_out(kind: np.ndarray, run: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which example, ordered by kinds, each place [places] takes in its run's first row, and the step to the
+    next row's. Examples of a kind go to its places row after row, and from left to right."""
+    by_kind = np.argsort(kind, kind="stable")
+    kind, run, rows = kind[by_kind], run[by_kind], rows[by_kind]
+    together = np.flatnonzero((np.diff(kind, prepend=-1) != 0) | (np.diff(run, prepend=-1) != 0))
+    sizes = np.diff(together, append=len(kind))  # of the places of a kind in a row
+    first, step = np.empty((2, len(kind)), np.int64)
+    first[by_kind] = np.repeat((np.cumsum(rows) - rows)[together], sizes) + ranges(sizes)
+    step[by_kind] = np.repeat(sizes, sizes)
+    return first, step
 
 
 def _make_rows(counts: np.ndarray, room: Lengths, rng: np.random.Generator) -> Iterator[tuple[list[Lengths], int]]:

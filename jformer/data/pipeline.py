@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,7 +15,7 @@ from jformer.data.corpus import Corpus, Tokens, join_tokens
 from jformer.data.data_config import DataConfig
 from jformer.data.draws import ranges
 from jformer.data.packing import PackedRows, pack, packed_shape
-from jformer.data.plan import CHUNK, Plan, Shape, bucket_shapes, share_of
+from jformer.data.plan import Plan, Shape, bucket_shapes, chunks, share_of
 from jformer.errors import UserError
 
 T = TypeVar("T")
@@ -102,17 +103,19 @@ def make_batches(
     target = join_tokens([corpus.target for corpus in corpora])
     numbers = np.arange(len(corpora), dtype=np.min_scalar_type(len(corpora)))
     sizes = list(map(len, corpora))
-    part = np.repeat(numbers, sizes)
     lengths = _lengths(corpora, features)
     shapes: tuple[Shape, ...]
     packed = None
     if config.batching == "packed":
         shape = packed_shape(*lengths, config.packed_length, *_budget(config))
-        packed = _packed(lengths, sizes, shape, weights, seed)
-        shapes, part = (shape,), np.repeat(numbers, [len(each.sizes) for each in packed.parts])
+        ends = np.cumsum(sizes)[:-1]
+        parts = [pack(*sides, shape, seed) for sides in zip(*(np.split(side, ends) for side in lengths), strict=True)]
+        packed = PackedParts(parts, weights)
+        shapes, part = (shape,), np.repeat(numbers, [each.rows.sum() for each in parts])
         bucket = np.zeros(len(part), np.uint8)
     else:
         shapes, bucket = bucket_shapes(*lengths, config.num_buckets, *_budget(config))
+        part = np.repeat(numbers, sizes)
     plan = Plan(shapes=shapes, bucket=bucket, part=part, weights=tuple(weights), seed=seed)
     if plan.fewest < 1:
         raise UserError(f"data.weight={min(weights)} of {len(part)} examples leaves none for an epoch: raise it")
@@ -122,16 +125,18 @@ def make_batches(
 
 def _lengths(corpora: Sequence[Corpus], features: Features) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions [n] that the examples take on either side, in two bytes each unless one takes more."""
-    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    found = np.empty((2, sum(map(len, corpora))), np.uint16)
+    end = 0
     for corpus in corpora:
-        for start in range(0, len(corpus), CHUNK):
-            chunk = slice(start, start + CHUNK + 1)
-            offsets = [_mapped_anew(side.offsets)[chunk] for side in (corpus.source, corpus.target)]
+        for chunk in chunks(len(corpus)):
+            edges = slice(chunk.start, chunk.stop + 1)
+            offsets = [_mapped_anew(side.offsets)[edges] for side in (corpus.source, corpus.target)]
             lengths = features.lengths(*map(np.diff, offsets))
-            for side, each in zip(sides, lengths, strict=True):
-                side.append(each.astype(np.uint16 if each.max() < 2**16 else np.uint32))
-    source, target = map(np.concatenate, sides)
-    return source, target
+            start, end = end, end + len(lengths[0])
+            if max(map(np.max, lengths)) > np.iinfo(found.dtype).max:
+                found = found.astype(np.uint32)
+            found[:, start:end] = lengths
+    return found[0], found[1]
 
 
 def _mapped_anew(array: np.ndarray) -> np.ndarray:
@@ -139,43 +144,35 @@ def _mapped_anew(array: np.ndarray) -> np.ndarray:
     return np.load(array.filename, mmap_mode="r") if isinstance(array, np.memmap) and array.filename else array
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class PackedParts:
     """Examples of packed rows, drawn anew in each epoch. A row holds one corpus only, so that weights count rows."""
 
-    parts: Sequence[PackedRows]
-    starts: Sequence[int]  # the first example of each part
-    turns: Sequence[int]  # epochs until each part's rows were all drawn equally often, and are filled anew
-
-    @functools.cached_property
-    def _offsets(self) -> np.ndarray:
-        """The first place [rows + 1] of each row."""
-        return np.cumsum(np.concatenate([[0], *(part.sizes for part in self.parts)]))
+    def __init__(self, parts: Sequence[PackedRows], weights: Sequence[float]) -> None:
+        """Join the rows of all parts."""
+        self._parts = parts
+        self._turns = [share_of(weight).denominator for weight in weights]  # epochs that draw all rows equally often
+        self._starts = np.cumsum([0, *(len(part.kind) for part in parts)]).tolist()  # the first example of each part
+        self._rows, self._sizes, self._step = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", "sizes", "step")
+        )
+        self._first = np.concatenate([part.first + start for part, start in zip(parts, self._starts, strict=False)])
+        self._places, self._before = np.cumsum(self._sizes) - self._sizes, np.cumsum(self._rows) - self._rows
 
     def examples(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the examples of some rows in an epoch, row after row, and how many each row holds."""
-        sizes = self._offsets[rows + 1] - self._offsets[rows]
-        turns = tuple(epoch // turn for turn in self.turns)
-        return self._filled(turns)[np.repeat(self._offsets[rows], sizes) + ranges(sizes)], sizes
+        run = np.searchsorted(self._before, rows, side="right") - 1
+        sizes = self._sizes[run]
+        place = np.repeat(self._places[run], sizes) + ranges(sizes)
+        order = self._order(tuple(epoch // turn for turn in self._turns))
+        return order[self._first[place] + np.repeat(rows - self._before[run], sizes) * self._step[place]], sizes
 
     @functools.lru_cache(maxsize=1)  # noqa: B019 - it lives as long as its run
-    def _filled(self, turns: tuple[int, ...]) -> np.ndarray:
-        filled = [part.examples(turn) for part, turn in zip(self.parts, turns, strict=True)]
-        for examples, start in zip(filled, self.starts, strict=True):
-            examples += start
-        return filled[0] if len(filled) == 1 else np.concatenate(filled)
-
-
-def _packed(
-    lengths: tuple[np.ndarray, np.ndarray], sizes: Sequence[int], shape: Shape, weights: Sequence[float], seed: int
-) -> PackedParts:
-    """Fill rows of one shape with several examples each; `sizes` counts the examples of each part."""
-    ends = np.cumsum(sizes)
-    parts = []
-    for size, end in zip(sizes, ends, strict=True):
-        source, target = (side[end - size : end] for side in lengths)
-        parts.append(pack(source, target, shape, seed))
-    return PackedParts(parts, (ends - sizes).tolist(), [share_of(weight).denominator for weight in weights])
+    def _order(self, turns: tuple[int, ...]) -> np.ndarray:
+        order = np.empty(self._starts[-1], np.uint32 if self._starts[-1] < 2**32 else np.uint64)
+        for part, turn, (start, end) in zip(self._parts, turns, itertools.pairwise(self._starts), strict=True):
+            part.order(turn, order[start:end])
+            order[start:end] += start
+        return order
 
 
 def _budget(config: DataConfig) -> tuple[int, int, int]:

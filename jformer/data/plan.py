@@ -89,7 +89,9 @@ class Plan:
         for part, weight in enumerate(self.weights):
             units = np.flatnonzero((self.bucket == bucket) & (self.part == part)).astype(self._dtype)
             drawn += [units] * int(weight)
-            rng.shuffle(units.copy())  # unused: it keeps the order that follows what it was for whole weights
+            rng.shuffle(
+                np.empty(len(units), np.uint8)
+            )  # unused: it keeps the order that follows what it was for whole weights
         return np.concatenate([np.zeros(0, self._dtype), *drawn])
 
     @property
@@ -214,19 +216,19 @@ def length_kinds(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np
     """
     width = int(target.max()) + 1
     counts = np.zeros((int(source.max()) + 1) * width, np.int64)
-    for chunk in _chunks(len(source)):
+    for chunk in chunks(len(source)):
         counts += np.bincount(source[chunk].astype(np.int64) * width + target[chunk], minlength=len(counts))
     used = np.flatnonzero(counts)
     number = np.zeros(len(counts), np.min_scalar_type(len(used)))
     number[used] = np.arange(len(used))
     kind = np.empty(len(source), number.dtype)
-    for chunk in _chunks(len(source)):
+    for chunk in chunks(len(source)):
         kind[chunk] = number[source[chunk].astype(np.int64) * width + target[chunk]]
     return np.stack(np.divmod(used, width), axis=1), counts[used], kind
 
 
-def _chunks(number: int) -> Iterator[slice]:
-    """Yield slices of a long array that are small enough for temporary arrays."""
+def chunks(number: int) -> Iterator[slice]:
+    """Return slices of a long array that are small enough for temporary arrays."""
     return (slice(start, start + CHUNK) for start in range(0, number, CHUNK))
 
 

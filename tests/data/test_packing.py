@@ -7,6 +7,7 @@ import pytest
 
 from jformer.data import packing
 from jformer.data.packing import packed_shape
+from jformer.data.pipeline import PackedParts
 from jformer.data.plan import Shape
 from jformer.errors import UserError
 from tests.data.test_plan import captions
@@ -30,7 +31,7 @@ def fill(source, target, length):
 
 def pack(*arguments, turn=0):
     packed = packing.pack(*arguments)
-    return packed.examples(turn), packed.sizes
+    return PackedParts([packed], [1.0]).examples(np.arange(packed.rows.sum()), turn)
 
 
 def as_rows(examples, sizes):
