@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from etils.epath import Path
@@ -102,15 +102,19 @@ def seal(folder: Path) -> None:
     replace_content(folder / DIGESTS, (json.dumps(found, indent=1) + "\n").encode())
 
 
-def damaged(folder: Path) -> list[str]:
-    """Return the names of files that are missing or have changed since the folder was sealed; none if it never was."""
+def damaged(folder: Path, unchanged: Collection[str] = ()) -> list[str]:
+    """Return the names of files that are missing or have changed since the folder was sealed; none if it never was.
+
+    Files that are known to be `unchanged` are not read.
+    """
     if not (folder / DIGESTS).exists():
         return []
     try:
         expected = parse_object((folder / DIGESTS).read_bytes())
     except ValueError:
         return [DIGESTS]
-    return [name for name, digest in expected.items() if _sha256(folder / Path(name).name) != digest]
+    read = {name: digest for name, digest in expected.items() if name not in unchanged}
+    return [name for name, digest in read.items() if _sha256(folder / Path(name).name) != digest]
 
 
 def _sha256(path: Path) -> str:

@@ -7,6 +7,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              a new run with --config.train.init_from=PARENT that of the parent is, sizes of the model and all.
   --workdir  the directory of the run: config, tokenizer, checkpoints, metrics, results.
   --mode     train     train, or resume the run in DIR, then score its test sets (the default)
+             prepare   tokenize the training text, or a --shard of it, for train; needs neither DIR nor devices
              evaluate  score the test sets again, with other --config.evaluate and --config.decode options if given
              predict   translate --input line by line to --output, or continue, label or fill it
              score     write the log-probability of each target in --input: lines of source, TAB, target
@@ -24,6 +25,8 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
              (default)
   --output   predict, score, embed: a file, or - for standard output (the default); export: a folder; explore, report,
              gallery: a page; evaluate: a folder for results.json and the outputs (default: DIR)
+  --shard    prepare: I/N, the I-th of N shares, from 0. Any number of commands may prepare shares, at any time and on
+             machines that share data.cache_dir; --mode=train joins the shares and prepares those that are missing
   --resume   predict, score, embed: continue a half-written --output
   --against  verify: a directory of Hugging Face Transformers, such as the one that the run was imported from, to
              compare logits with. Needs pip install -e ".[parity]"
@@ -53,6 +56,7 @@ Exit code 143: a signal asked the command to stop, and what there was to save is
 """
 
 import os
+import re
 import signal
 import sys
 from types import FrameType
@@ -91,8 +95,8 @@ from jformer.training.malloc import keep_freed_memory
 
 TOGETHER = ("train", "evaluate", "predict", "score", "embed")  # modes that several processes can share
 ONE_FILE = ("predict", "score", "embed", "explore", "report", "gallery")  # modes that write one file
-WITHOUT_RUN = ("describe", "gallery")
-WITHOUT_DEVICES = ("describe", "report")
+WITHOUT_RUN = ("describe", "gallery", "prepare")
+WITHOUT_DEVICES = ("describe", "report", "prepare")
 FORMATS = {
     "export": ("ctranslate2", "stablehlo"),
     "explore": ("html", "png", "svg"),
@@ -152,6 +156,7 @@ def prepare(options: flags.FlagValues, config: Config, workdir: Path) -> None:
     if options.mode in ("train", "evaluate"):
         folder = scores_folder(options, workdir)
         check_writable("--workdir" if folder == workdir else "--output", folder)
+    if options.mode in ("train", "evaluate", "prepare"):
         check_writable("data.cache_dir", run_path(config.data.cache_dir))
     if options.mode in WITHOUT_DEVICES:
         return
@@ -184,6 +189,16 @@ def train(options: flags.FlagValues, config: Config, workdir: Path) -> int:
         with contextlib.suppress(OSError):  # the terminal may be closed
             print(f"{done} and saved; rerun the same command to {further}", file=sys.stderr)
     return STOPPED
+
+
+def prepare_text(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Tokenize the training text, or a share of it."""
+    from jformer.tasks.build import build_task
+    from jformer.training.corpora import prepare_data
+
+    number, _, count = options.shard.partition("/")
+    prepare_data(config.data, config.train, build_task(config), (int(number), int(count)))
+    return DONE
 
 
 def score_test_sets(options: flags.FlagValues, config: Config, workdir: Path) -> int:
@@ -311,6 +326,7 @@ def print_lines(lines: Iterable[str]) -> int:
 
 MODES: dict[str, Callable[[flags.FlagValues, Config, Path], int]] = {
     "train": train,
+    "prepare": prepare_text,
     "evaluate": score_test_sets,
     "predict": predict,
     "score": score,
@@ -342,6 +358,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     flags.DEFINE_enum("mode", "train", list(MODES), "What to do.", flag_values=options)
     flags.DEFINE_string("input", "-", "Text to answer.", flag_values=options)
     flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
+    flags.DEFINE_string("shard", "0/1", "I/N.", flag_values=options)
     flags.DEFINE_bool("resume", False, "Continue a half-written output.", flag_values=options)
     flags.DEFINE_string("against", "", "A model of transformers.", flag_values=options)
     flags.DEFINE_list("activations", [], "Names of activations.", flag_values=options)
@@ -370,6 +387,11 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
         raise UserError(f"--format={options.format} is not written by --mode={options.mode}; see --help")
     if options.against and options.mode != "verify":
         raise UserError(f"--against={options.against} is for --mode=verify; see --help")
+    if options["shard"].present and options.mode != "prepare":
+        raise UserError(f"--shard={options.shard} is for --mode=prepare; see --help")
+    share = re.fullmatch(r"(\d+)/(\d+)", options.shard, re.ASCII)
+    if not share or int(share[1]) >= int(share[2]):
+        raise UserError(f"--shard={options.shard} is not I/N with I from 0 to N - 1, such as 0/16")
     if options.adapters and options.mode != "serve":
         raise UserError(f"--adapters={','.join(options.adapters)} is for --mode=serve; elsewhere --workdir names one")
     if options.activations and (options.mode != "predict" or options.resume):

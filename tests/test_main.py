@@ -51,7 +51,7 @@ def parse(*arguments):
 def test_help_names_every_mode_and_flag(capsys, flag):
     assert call(flag, "--nonsense") == 0
     said = capsys.readouterr().out
-    names = ("config", "workdir", "mode", "input", "output", "resume", "format")
+    names = ("config", "workdir", "mode", "input", "output", "shard", "resume", "format")
     for word in (*(f"--{name}" for name in names), *main.MODES, *main.FORMATS):
         assert word in said
 
@@ -73,6 +73,8 @@ MISTAKES = {
     "an unknown mode": (["--mode=trian"], "trian"),
     "no workdir": (["--config={file}", "--workdir="], "--workdir is missing"),
     "an export to nothing": (["--config={file}", "--mode=export", "--output=x"], "--mode=export needs --format and a"),
+    "a share that is none": (["--config={file}", "--mode=prepare", "--shard=2/2"], "--shard=2/2 is not I/N"),
+    "a share of training": (["--config={file}", "--shard=0/2"], "--shard=0/2 is for --mode=prepare"),
     "an origin for answers": (["--mode=predict", "--workdir=x", "--against=y"], "--against=y is for --mode=verify"),
     "an export to nowhere": (["--config={file}", "--mode=export", "--format=stablehlo"], "a folder as --output"),
     "no config and no run": (["--config="], "--config is missing"),

@@ -16,17 +16,19 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from jformer.data.preparation import PAIRS, prepare
+from jformer.data.file_digests import LARGE
+from jformer.data.preparation import PAIRS, Shard, encode_blocks, prepare
 from jformer.data.progress import show_progress
 from jformer.data.sources.split import SIDES, Pair, Split
 from jformer.data.text import UNKNOWN, shown_unknown
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
-from jformer.integrity import DIGESTS, damaged
-from jformer.storage import open_lock
+from jformer.integrity import DIGESTS, damaged, parse_object, with_digest, without_digest
+from jformer.storage import open_lock, replace_content
 
 FORMAT = 3  # increase it when the same options give different arrays or counts
 ARRAYS = ("values", "offsets")  # of each side, in this order
+TIMES = "times.json"  # the file of `_times`; delete it to have all files hashed again
 Example = tuple[Sequence[int], Sequence[int]]
 
 
@@ -241,9 +243,8 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
     One process tokenizes while others wait. Damaged arrays are made again. Raises UserError if no usable example is
     left.
     """
-    fingerprint = hashlib.sha256(f"{split.fingerprint} {encoder.fingerprint()}".encode()).hexdigest()[:32]
-    folder = Path(cache_dir).expanduser() / fingerprint
-    with _locked(folder.with_suffix(".lock"), f"waiting for another run that tokenizes {split.name}"):
+    fingerprint, folder = _place(split, encoder, cache_dir)
+    with locked(folder, f"waiting for another run that tokenizes {split.name}"):
         if folder.exists():
             shutil.rmtree(folder.with_suffix(".tmp"), ignore_errors=True)
         if folder.exists() and (names := _damaged(folder)):
@@ -251,6 +252,7 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
             shutil.rmtree(folder)
         if not folder.exists():
             prepare(split, encoder, folder)
+            _remember_times(folder, _times(folder))
     counts = json.loads((folder / "counts.json").read_text())
     if not counts["examples used"]:
         raise UserError(
@@ -263,19 +265,60 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
     return Corpus(source, target, counts=counts, fingerprint=fingerprint, pairs=pairs)
 
 
+def prepare_shard(split: Split, encoder: ExampleEncoder, cache_dir: str, shard: Shard) -> None:
+    """Tokenize a share of a split's blocks, for `open_corpus` to find; other processes may do others meanwhile."""
+    _, folder = _place(split, encoder, cache_dir)
+    with locked(folder, f"waiting for another run that tokenizes {split.name}", fcntl.LOCK_SH):
+        if not folder.exists():
+            encode_blocks(split, encoder, folder, shard)
+
+
+def _place(split: Split, encoder: ExampleEncoder, cache_dir: str) -> tuple[str, Path]:
+    """Return the fingerprint of a split's token arrays, and their folder."""
+    fingerprint = hashlib.sha256(f"{split.fingerprint} {encoder.fingerprint()}".encode()).hexdigest()[:32]
+    return fingerprint, Path(cache_dir).expanduser() / fingerprint
+
+
 def _damaged(folder: Path) -> list[str]:
-    """Return the files of a cache that are missing or damaged; an unsealed cache counts as damaged."""
-    missing = [name for name in (DIGESTS, PAIRS) if not (folder / name).exists()]
-    return missing or damaged(folder)
+    """Return the files of a cache that are missing or damaged; an unsealed cache counts as damaged.
+
+    Large files are hashed again only where their size or times are not those of the last time.
+    """
+    if missing := [name for name in (DIGESTS, PAIRS) if not (folder / name).exists()]:
+        return missing
+    times = _times(folder)
+    try:
+        hashed = without_digest(parse_object((folder / TIMES).read_bytes()), TIMES)
+    except (OSError, ValueError, UserError):
+        hashed = {}  # nothing is known of them
+    unchanged = {name for name, each in times.items() if hashed.get(name) == each}
+    names = damaged(folder, unchanged)
+    if not names and len(unchanged) < len(times):
+        _remember_times(folder, times)
+    return names
+
+
+def _times(folder: Path) -> dict[str, list[int]]:
+    """Return size and times of each large file: of content (mtime) and of any change (ctime), which no program sets."""
+    found = {path.name: path.stat() for path in folder.iterdir()}
+    large = {name: each for name, each in found.items() if each.st_size >= LARGE}
+    return {name: [each.st_size, each.st_mtime_ns, each.st_ctime_ns] for name, each in large.items()}
+
+
+def _remember_times(folder: Path, times: dict[str, list[int]]) -> None:
+    """Keep what the large files were like when they were hashed, if there are any and the folder can be written."""
+    if times:
+        with contextlib.suppress(OSError):
+            replace_content(folder / TIMES, json.dumps(with_digest(times)).encode())
 
 
 @contextlib.contextmanager
-def _locked(path: Path, waiting: str) -> Iterator[None]:
+def locked(folder: Path, waiting: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Hold a lock that the operating system frees when its holder dies; report waiting for it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(path) as file:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open_lock(folder.with_suffix(".lock")) as file:
         with show_progress(waiting):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, kind)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Digests of data files; those of large files are cached on the machine.
+"""Digests of data files; those of large files are cached in the home directory, which the hosts of a cluster share.
 
 The cache key is the file's path, inode, size and times. Programs cannot set the change time (ctime); it changes with
 the content even where a copy preserves the modification time.
@@ -37,7 +37,7 @@ def digest(path: Path) -> Digest:
     Raises UserError if it cannot be read to its end.
     """
     found = _identity(path)
-    if not found or path.stat().st_size < LARGE or not (folder := own_folder("hashed")):
+    if not found or path.stat().st_size < LARGE or not (folder := _own_cache() or own_folder("hashed")):
         return _hashed(path)
     remembered = folder / f"{digest_of(found)}.json"
     try:
@@ -71,12 +71,20 @@ def _identity(path: Path) -> list[str | int]:
         there = path.stat()
     except OSError:
         return []
-    return [str(path.resolve()), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns]
+    return [str(path.resolve()), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns]
 
 
-def own_folder(name: str) -> Path | None:
-    """Return a folder that only this user can write to, so that its content can be trusted, or None."""
-    folder = Path(here(), name)
+def _own_cache() -> Path | None:
+    home = os.environ.get("HOME")
+    return own_folder("hashed", Path(home, ".cache/jformer")) if home else None
+
+
+def own_folder(name: str, within: Path | None = None) -> Path | None:
+    """Return a folder that only this user can write to, so that its content can be trusted, or None.
+
+    It is within a folder, or this user's temporary one.
+    """
+    folder = Path(within or here(), name)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in (folder, folder.parent):

@@ -108,8 +108,8 @@ def make_batches(
     packed = None
     if config.batching == "packed":
         shape = packed_shape(*lengths, config.packed_length, *_budget(config))
-        ends = np.cumsum(sizes)[:-1]
-        parts = [pack(*sides, shape, seed) for sides in zip(*(np.split(side, ends) for side in lengths), strict=True)]
+        sides = (np.split(side, np.cumsum(sizes)[:-1]) for side in lengths)
+        parts = [pack(first, second, shape, seed) for first, second in zip(*sides, strict=True)]
         packed = PackedParts(parts, weights)
         shapes, part = (shape,), np.repeat(numbers, [each.rows.sum() for each in parts])
         bucket = np.zeros(len(part), np.uint8)

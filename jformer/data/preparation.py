@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import pickle
+import platform
 import queue
 import shutil
 import signal
@@ -81,6 +82,8 @@ class Task(NamedTuple):
 
 Make = Callable[[Task], int]
 """Make a block and return its number of pairs."""
+Shard = tuple[int, int]
+"""(I, N): every N-th block from I on."""
 
 
 def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
@@ -88,38 +91,51 @@ def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
 
     Raises UserError for an invalid text, and for a disk without room.
     """
-    blocks = folder.with_suffix(".tmp")
     try:
+        count = encode_blocks(split, encoder, folder)
         with writing(folder):
-            blocks.mkdir(parents=True, exist_ok=True)
-        count = 0
-        with show_progress(f"tokenizing {split.name}", split.size) as done:
-            for size in _encode_all(split, encoder, blocks):
-                done.examples += size
-                count += 1
-        with writing(folder):
-            _join([_path(blocks, number) for number in range(count)], folder)
+            _join([_path(_blocks(folder), number) for number in range(count)], folder)
     except UserError:
-        shutil.rmtree(blocks, ignore_errors=True)
+        shutil.rmtree(_blocks(folder), ignore_errors=True)
         shutil.rmtree(folder.with_suffix(".new"), ignore_errors=True)
         raise
-    shutil.rmtree(blocks)
+    shutil.rmtree(_blocks(folder))
 
 
-def _encode_all(split: Split, encoder: PreparingEncoder, blocks: Path) -> Iterator[int]:
-    """Make the blocks that are missing; yield the number of pairs of each block, in order."""
+def encode_blocks(split: Split, encoder: PreparingEncoder, folder: Path, shard: Shard = (0, 1)) -> int:
+    """Make the missing blocks of a shard for `prepare`; return how many blocks it has.
+
+    Raises UserError as `prepare` does, and if there are several shards and tokens depend on all text before them.
+    """
+    blocks = _blocks(folder)
     ordered = any(getattr(side.tokenizer, "in_order", False) for side in (encoder.source, encoder.target))
-    if ordered:  # the tokens of a text depend on all texts before it
-        shutil.rmtree(blocks)
-        blocks.mkdir()
+    if ordered and shard != (0, 1):
+        raise UserError("--shard: data.bpe_dropout draws for one text after the other: leave out one of them")
+    if ordered:
+        shutil.rmtree(blocks, ignore_errors=True)
+    with writing(folder):
+        blocks.mkdir(parents=True, exist_ok=True)
     make = functools.partial(_make_block, split.read if split.seekable else None, encoder, blocks)
-    tasks = _tasks_to_read(split) if split.seekable else _tasks_read(split)
-    cores = len(os.sched_getaffinity(0))
-    if ordered or cores < 2 or split.size < FEW * BLOCK or not _can_be_sent(make):
-        yield from map(make, tasks)
-        return
-    with _Pool(min(cores, MOST_PROCESSES), make) as pool:
-        yield from pool.map(tasks, done=lambda task: _path(blocks, task.number).exists())
+    every = _tasks_to_read(split) if split.seekable else _tasks_read(split)
+    tasks = (task for task in every if task.number % shard[1] == shard[0])
+    few = [] if ordered else list(itertools.islice(tasks, FEW))
+    cores, sent = len(os.sched_getaffinity(0)), b""
+    if cores > 1 and len(few) == FEW:
+        sent = _as_sent(make)
+    count = 0
+    with (
+        show_progress(f"tokenizing {split.name}", split.size // shard[1]) as done,
+        _Pool(min(cores, MOST_PROCESSES) if sent else 0, make, sent) as pool,
+    ):
+        for size in pool.map(itertools.chain(few, tasks), lambda task: _path(blocks, task.number).exists()):
+            done.examples += size
+            count += 1
+    return count
+
+
+def _blocks(folder: Path) -> Path:
+    """Return the folder of the blocks of a folder."""
+    return folder.with_suffix(".tmp")
 
 
 def _tasks_to_read(split: Split) -> Iterator[Task]:
@@ -167,17 +183,19 @@ def _make_block(read: Callable[..., Iterator[Pair]] | None, encoder: PreparingEn
     arrays |= {f"{name}.lengths": np.array(each, np.uint32) for name, each in lengths.items()}
     content = io.BytesIO()
     np.savez(content, counts=json.dumps(counts), pairs=hashes(pairs), **arrays)
+    own = path.with_suffix(f".{platform.node()}.{os.getpid()}")  # another machine may be making it, too
     with writing(path):
-        replace_content(path, content.getvalue())
+        replace_content(own, content.getvalue())
+        own.replace(path)
     return task.size
 
 
-def _can_be_sent(make: Make) -> bool:
-    """Return whether another process can make blocks: it cannot import what the main module defines."""
-    try:
-        return b"__main__" not in pickle.dumps(make)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return False
+def _as_sent(make: Make) -> bytes:
+    """Return how `make` is sent to other processes, or nothing if it has parts that they cannot import."""
+    with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
+        sent = pickle.dumps(make)
+        return b"" if b"__main__" in sent else sent
+    return b""
 
 
 def _path(blocks: Path, number: int) -> Path:
@@ -246,10 +264,10 @@ def _write_header(file: IO[bytes], length: int, dtype: np.dtype) -> None:
 
 
 class _Pool:
-    """Processes that make blocks. Each runs `serve`, and imports nothing of this process's main module."""
+    """Processes that make blocks, if any. Each runs `serve`, and imports nothing of this process's main module."""
 
-    def __init__(self, count: int, make: Make) -> None:
-        self._count, self._make = count, make
+    def __init__(self, count: int, make: Make, sent: bytes) -> None:
+        self._count, self._make, self._sent = count, make, sent
         self._started: list[subprocess.Popen[bytes]] = []
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
 
@@ -269,10 +287,13 @@ class _Pool:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | environment)
         self._started.append(process)
         self._idle.put(process)
-        _send(process.stdin, self._make)
+        _send(process.stdin, self._sent)
 
     def map(self, tasks: Iterable[Task], done: Callable[[Task], bool]) -> Iterator[int]:
         """Yield the size of each block, in order. Some blocks ahead of it are being made or wait."""
+        if not self._count:
+            yield from map(self._make, tasks)
+            return
         threads = ThreadPoolExecutor(self._count)
         waiting: deque[Future[int]] = deque()
         try:
@@ -289,7 +310,7 @@ class _Pool:
         """Have a process make a block; one that has been killed is replaced, and its block made here."""
         process = self._idle.get()
         try:
-            _send(process.stdin, task)
+            _send(process.stdin, pickle.dumps(task))
             answer = pickle.load(process.stdout)  # type: ignore[arg-type]
         except (EOFError, OSError, pickle.UnpicklingError):
             self._start()
@@ -300,9 +321,9 @@ class _Pool:
         return int(answer)
 
 
-def _send(stream: IO[bytes] | None, content: object) -> None:
+def _send(stream: IO[bytes] | None, content: bytes) -> None:
     assert stream
-    pickle.dump(content, stream)
+    stream.write(content)
     stream.flush()
 
 
@@ -320,4 +341,4 @@ def serve() -> None:
                 answer: int | Exception = make(task)
             except Exception as error:
                 answer = error
-            _send(answers, answer)
+            _send(answers, pickle.dumps(answer))

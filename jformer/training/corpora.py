@@ -9,10 +9,11 @@ from etils.epath import Path
 
 from jformer.config.options import TrainConfig
 from jformer.data.cleaning import cleaned, write_examples
-from jformer.data.corpus import Corpus, open_corpus
+from jformer.data.corpus import Corpus, ExampleEncoder, locked, open_corpus, prepare_shard
 from jformer.data.data_config import DataConfig, SourceConfig
 from jformer.data.draws import shares_of
 from jformer.data.pipeline import Batches, make_batches
+from jformer.data.preparation import Shard
 from jformer.data.progress import show_progress
 from jformer.data.repeats import duplicate_warnings, hashes
 from jformer.data.sources import open_split
@@ -21,6 +22,7 @@ from jformer.data.tokenizers import SubwordTokenizer, Tokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
 from jformer.data.vocabularies import copy_tokenizers, directed, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
+from jformer.integrity import DIGESTS, digest_of
 from jformer.storage import run_path
 from jformer.tasks.split_loss import evaluation_batches
 from jformer.tasks.task import Task
@@ -61,16 +63,10 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         refuse_empty_sets(data)
         validation = data.validation_sets() if train.eval_every else {}
         valid = {name: open_split(part, part.valid) for name, part in validation.items()}
-    directory, text = workdir / "tokenizer", (data, training, task.vocabularies)
-    if learned:
-        tokenizers = load_tokenizers(directory)
-    elif train.init_from:
-        tokenizers = copy_tokenizers(run_path(train.init_from) / "tokenizer", directory, *text)
-    else:
-        tokenizers = learn_tokenizers(directory, *text)
+    tokenizers = _open_tokenizers(workdir / "tokenizer", data, train, training, task, learned)
     towards = [directed(tokenizers, data, data.languages(part)) for part in parts]
-    cuts = [  # by tokenizers of its own, as what BPE-dropout draws depends on the texts before
-        [open_corpus(split, task.encoder(*each), data.cache_dir) for each in segmentations(pair, data)]
+    cuts = [
+        [open_corpus(split, encoder, data.cache_dir) for encoder in _encoders(task, pair, data)]
         for split, pair in zip(training, towards, strict=True)
     ]
     corpora = [first for first, *_ in cuts]
@@ -102,6 +98,40 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         texts=texts,
         repeats=duplicate_warnings(trained_on, scored),
     )
+
+
+def prepare_data(data: DataConfig, train: TrainConfig, task: Task, shard: Shard) -> None:
+    """Tokenize a share of the training text, which `open_data` then finds in `data.cache_dir`.
+
+    Shards may be prepared at the same time, on several machines. One of them learns the tokenizers.
+    """
+    parts = data.trained()
+    with show_progress("reading the text"):
+        training = list(_open_training(parts, data.cache_dir, None))
+    options = [[split.fingerprint for split in training], repr(data), train.init_from]
+    directory = run_path(data.cache_dir).expanduser() / f"{digest_of(options)}.tokenizer"
+    with locked(directory, "waiting for another shard that learns the tokenizers"):
+        tokenizers = _open_tokenizers(directory, data, train, training, task, (directory / DIGESTS).exists())
+    for part, split in zip(parts, training, strict=True):
+        for encoder in _encoders(task, directed(tokenizers, data, data.languages(part)), data):
+            prepare_shard(split, encoder, data.cache_dir, shard)
+
+
+def _open_tokenizers(
+    directory: Path, data: DataConfig, train: TrainConfig, training: Sequence[Split], task: Task, learned: bool
+) -> tuple[Tokenizer, Tokenizer]:
+    """Open the tokenizers in a directory, learning or copying them first unless they are there (`learned`)."""
+    if learned:
+        return load_tokenizers(directory)
+    if train.init_from:
+        parent = run_path(train.init_from) / "tokenizer"
+        return copy_tokenizers(parent, directory, data, training, task.vocabularies)
+    return learn_tokenizers(directory, data, training, task.vocabularies)
+
+
+def _encoders(task: Task, pair: tuple[Tokenizer, Tokenizer], data: DataConfig) -> Iterator[ExampleEncoder]:
+    """Yield the encoder of each segmentation, whose tokenizers are its own: what BPE-dropout draws depends on order."""
+    return (task.encoder(*each) for each in segmentations(pair, data))
 
 
 def _open_training(parts: Sequence[SourceConfig], cache_dir: str, workdir: Path | None) -> Iterator[Split]:

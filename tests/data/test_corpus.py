@@ -1,4 +1,5 @@
 import dataclasses
+import gzip
 import json
 import os
 import signal
@@ -12,7 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jformer import integrity
+from jformer.data import corpus, preparation, text
 from jformer.data.corpus import PairEncoder, Side, open_corpus
+from jformer.data.data_config import DataConfig
+from jformer.data.sources import open_split, text_files
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import BOS, EOS, Symbols, learn
 from jformer.data.tokenizers.lists import ByteTokenizer, ListTokenizer
@@ -280,6 +285,41 @@ def test_a_damaged_cache_is_named_and_built_again(tmp_path, capsys, damage):
         assert name in err or name == "digests.json"
 
 
+def test_large_arrays_are_hashed_again_only_when_anything_about_them_changes(tmp_path, monkeypatch, capsys):
+    hashed, readings, whole = [], Readings(), integrity._sha256
+    monkeypatch.setattr(integrity, "_sha256", lambda path: hashed.append(path.name) or whole(path))
+    monkeypatch.setattr(corpus, "LARGE", 0)
+
+    def hashed_to_open():
+        hashed.clear()
+        open_corpus(readings.split, DROPPING, str(tmp_path))
+        return len(hashed)
+
+    assert [hashed_to_open() for _ in range(3)] == [6, 0, 0]  # once as they are sealed
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    for damage in DAMAGES.values():
+        damage(folder / corpus.TIMES, np.random.default_rng(0))
+        assert [hashed_to_open() for _ in range(3)] == [6, 0, 0]
+    path, before = folder / "source.values.npy", (folder / "source.values.npy").stat()
+    time.sleep(0.02)  # the file system's clock is coarser than ours
+    flip(path, np.random.default_rng(0))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps the times does
+    hashed_to_open()
+    assert "source.values.npy damaged: tokenizing train again" in capsys.readouterr().err
+    assert (hashed_to_open(), readings.count) == (0, 2)
+
+
+def test_a_large_compressed_text_is_unpacked_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "SKIPPED", 100)
+    (tmp_path / "train.tsv.gz").write_bytes(gzip.compress(b"a house\tein Haus\n" * 200))
+    split = open_split(DataConfig(dir=str(tmp_path), source="files"), "train")
+    opened, unpack = [], text.open_bytes
+    monkeypatch.setattr(text, "open_bytes", lambda path: opened.append(path) or unpack(path))
+    monkeypatch.setattr(preparation, "BLOCK", 16)
+    assert len(open_corpus(split, DROPPING, str(tmp_path / "cache"))) == 200
+    assert len(opened) == 1
+
+
 def test_threads_that_open_at_once_build_once(tmp_path):
     readings, opened = Readings(seconds=0.1), []
     work = [
@@ -296,16 +336,17 @@ def test_threads_that_open_at_once_build_once(tmp_path):
 
 # Prepares 40 blocks of 16 pairs with some processes; the text is read by these, or by the one that starts them.
 BLOCKS = """
-import os, sys
+import os, resource, sys
 from jformer.data import preparation
 from jformer.data.corpus import open_corpus
 from tests.data.test_corpus import DROPPING, WORDS, many
 from jformer.data.sources.split import Split
 
-folder, cores, reads, size = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True", 637
+folder, cores, reads = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
 os.sched_getaffinity = lambda _: range(cores)
 preparation.BLOCK = 16
-open_corpus(Split("train", "text 1", many, size, seekable=reads), WORDS, folder)
+open_corpus(Split("train", "text 1", many, 637 if reads else 0, seekable=reads), WORDS, folder)
+assert (resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > 0) == (cores > 1)
 """
 
 

@@ -22,6 +22,7 @@ def write(path, content):
 def hashed(tmp_path, monkeypatch):
     """Let every file count as large, remember in a folder of this test, and return the files that were hashed."""
     found = []
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(file_digests, "here", lambda: epath.Path(tmp_path / "here"))
     monkeypatch.setattr(file_digests, "LARGE", 0)
     monkeypatch.setattr(file_digests, "SETTLED", 0.0)
@@ -95,17 +96,18 @@ def test_small_files_are_always_hashed(tmp_path, hashed, monkeypatch):
 def test_what_was_remembered_and_is_damaged_is_not_believed(tmp_path, hashed, damage):
     path = write(tmp_path / "a", b"one\n")
     first = digest(path)
-    (remembered,) = (tmp_path / "here" / "hashed").iterdir()
+    (remembered,) = (tmp_path / "home/.cache/jformer/hashed").iterdir()
     remembered.write_bytes(damage)
     assert digest(path) == digest(path) == first
     assert hashed == ["a", "a"]
 
 
-@pytest.mark.parametrize("folder", ["here", "here/hashed"])
+@pytest.mark.parametrize("folder", ["", "hashed"])
 def test_a_folder_that_others_can_write_to_is_not_believed(tmp_path, hashed, folder):
-    (tmp_path / "here" / "hashed").mkdir(parents=True)
-    (tmp_path / folder).chmod(0o777)
     path = write(tmp_path / "a", b"one\n")
-    assert digest(path) == digest(path)
-    assert hashed == ["a", "a"]
+    for expected, place in ((1, "home/.cache/jformer"), (3, "here")):  # then in the temporary folder, then nowhere
+        (tmp_path / place / "hashed").mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / folder).chmod(0o777)
+        assert digest(path) == digest(path)
+        assert len(hashed) == expected
     assert not [*(tmp_path / "here" / "hashed").iterdir()]

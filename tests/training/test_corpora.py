@@ -8,12 +8,16 @@ import re
 import numpy as np
 import pytest
 
+from jformer import main
 from jformer.config import resolve
-from jformer.data import progress
+from jformer.data import preparation, progress
+from jformer.data.corpus import PairEncoder
 from jformer.errors import UserError
 from jformer.tasks.build import build_task
 from jformer.training.corpora import fingerprints, open_data
 from tests import small_run
+
+SET = ("cache_dir", "num_pairs", "tokenizer", "vocab_size")
 
 
 def opened(config, workdir, learned=False):
@@ -96,6 +100,33 @@ def test_a_part_of_a_mixture_is_cut_the_same_whether_the_one_before_was_cached_o
     np.testing.assert_array_equal(
         *(np.concatenate(sequences(each.batches.source)) for each in (again, both)), strict=True
     )
+
+
+def test_shards_prepared_in_any_order_leave_a_run_nothing_to_tokenize(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(preparation, "BLOCK", 16)
+    shard, encoded = ["jformer", f"--config={small_run.__file__}", "--mode=prepare"], []
+
+    def config(cache):
+        settings = small_run.get_config()
+        settings.data.update(cache_dir=str(tmp_path / cache), num_pairs=100, tokenizer="bpe", vocab_size=60)
+        shard[3:] = [f"--config.data.{key}={settings.data[key]}" for key in SET]
+        return resolve(settings)
+
+    whole = opened(config("whole"), tmp_path)
+    shared = config("shared")
+    for number in (1, 0, 1):
+        assert main.main([*shard, f"--shard={number}/2"]) == 0
+    encode = PairEncoder.encode
+    monkeypatch.setattr(PairEncoder, "encode", lambda self, *all: encoded.extend(all[0]) or encode(self, *all))
+    found = opened(shared, tmp_path)
+    assert len(encoded) == len(found.texts["validation text valid"])  # which are few, so that every run makes them
+    assert fingerprints(found) == fingerprints(whole)
+    for side in ("source", "target"):
+        ours, theirs = getattr(found.corpora[0], side), getattr(whole.corpora[0], side)
+        np.testing.assert_array_equal(ours.values, theirs.values)
+        np.testing.assert_array_equal(ours.offsets, theirs.offsets)
+    assert main.main([*shard, "--config.data.bpe_dropout=0.1", "--shard=0/2"]) == 2
+    assert "--shard: data.bpe_dropout" in capsys.readouterr().err
 
 
 def test_seeds_are_trained_on_the_same_cuts(tmp_path):
