@@ -2,10 +2,12 @@
 
 Pairs are generated: Zipfian words, log-normal lengths. One process opens their text, learns a vocabulary and makes the
 arrays; two others open what is there and make a batch, in buckets and in packed rows. Seconds are the processor's, of
-all processes, and beside them those of the clock; memory is the most that the process holds, JAX imported.
-With --kills, preparation is killed that often at random moments, and its arrays are compared with those made in peace.
+all processes, and beside them those of the clock; memory is the most that the process holds, JAX imported, with and
+without pages of files, which the system takes back. With --kills, preparation is killed that often at random moments,
+and its arrays are compared with those made in peace. With --plan, only the lengths of that many pairs are made.
 
-Command:  python -m experiments.speed.preparation [--pairs=100000,1000000] [--kills=20] [--smoke]
+Command:  python -m experiments.speed.preparation [--pairs=100000,1000000] [--kills=20] [--keep=DIR] [--smoke]
+          python -m experiments.speed.preparation --plan=40000000
 """
 
 import contextlib
@@ -156,7 +158,7 @@ def measure(folder: Path, pairs: int) -> None:
         each = ", ".join(f"{what} {used:.2f} ({clock:.2f})" for what, (used, clock) in found["seconds"].items())
         per = 1e6 * sum(used for used, _ in found["seconds"].values()) / pairs
         sizes = f"text {text:,.0f}, arrays {size_of(folder, 'cache/*/*'):,.0f} MiB"
-        held = f"held {found['held']:,.0f} MiB, {own:,.0f} without mapped files"
+        held = f"held {found['held']:,.0f} MiB, {own:,.0f} without files"
         print(f"{pairs:>11,} {name:<8}{each} s; {per:.1f} us a pair; {held}; {sizes}", flush=True)
 
 
@@ -209,7 +211,7 @@ def main(_: Sequence[str]) -> None:
         with contextlib.nullcontext(kept) if KEEP.value else tempfile.TemporaryDirectory() as folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
             measure(Path(folder), pairs)
-            if KILLS.value and not number:
+            if KILLS.value and not number and not PLAN.value:
                 kill(Path(folder), random.Random(SEED.value))
 
 

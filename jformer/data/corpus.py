@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from jformer.data.file_digests import LARGE
+from jformer.data.file_digests import LARGE, identity
 from jformer.data.preparation import PAIRS, Shard, encode_blocks, prepare
 from jformer.data.progress import show_progress
 from jformer.data.sources.split import SIDES, Pair, Split
@@ -28,7 +28,7 @@ from jformer.storage import open_lock, replace_content
 
 FORMAT = 3  # increase it when the same options give different arrays or counts
 ARRAYS = ("values", "offsets")  # of each side, in this order
-TIMES = "times.json"  # the file of `_times`; delete it to have all files hashed again
+TIMES = "times.json"  # of the large files when they were hashed; delete it to have them hashed again
 Example = tuple[Sequence[int], Sequence[int]]
 
 
@@ -299,10 +299,8 @@ def _damaged(folder: Path) -> list[str]:
 
 
 def _times(folder: Path) -> dict[str, list[int]]:
-    """Return size and times of each large file: of content (mtime) and of any change (ctime), which no program sets."""
-    found = {path.name: path.stat() for path in folder.iterdir()}
-    large = {name: each for name, each in found.items() if each.st_size >= LARGE}
-    return {name: [each.st_size, each.st_mtime_ns, each.st_ctime_ns] for name, each in large.items()}
+    """Return the identity of each large file."""
+    return {path.name: identity(path) for path in folder.iterdir() if path.stat().st_size >= LARGE}
 
 
 def _remember_times(folder: Path, times: dict[str, list[int]]) -> None:

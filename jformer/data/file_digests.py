@@ -36,17 +36,17 @@ def digest(path: Path) -> Digest:
 
     Raises UserError if it cannot be read to its end.
     """
-    found = _identity(path)
+    found = identity(path)
     if not found or path.stat().st_size < LARGE or not (folder := _own_cache() or own_folder("hashed")):
         return _hashed(path)
-    remembered = folder / f"{digest_of(found)}.json"
+    remembered = folder / f"{digest_of([str(path.resolve()), *found])}.json"
     try:
         kept = without_digest(parse_object(remembered.read_bytes()), str(remembered))
         return Digest(str(kept["sha256"]), int(kept["lines"]), tuple(map(int, kept["starts"])))
     except (OSError, ValueError, KeyError, TypeError, UserError):
         pass  # not in the cache, or the entry is damaged
     made = _hashed(path)
-    if _identity(path) == found and time.time() - path.stat().st_ctime > SETTLED:
+    if identity(path) == found and time.time() - path.stat().st_ctime > SETTLED:
         replace_content(remembered, json.dumps(with_digest(made._asdict())).encode())
     return made
 
@@ -63,7 +63,7 @@ def _hashed(path: Path) -> Digest:
     return Digest(sha.hexdigest(), lines + (last != b"\n"), () if path.suffix in PACKED else tuple(starts))
 
 
-def _identity(path: Path) -> list[str | int]:
+def identity(path: Path) -> list[int]:
     """Return properties that change with the content of a file, or nothing if there is no file on disk."""
     if not isinstance(path, Path):  # in a bucket
         return []
@@ -71,7 +71,7 @@ def _identity(path: Path) -> list[str | int]:
         there = path.stat()
     except OSError:
         return []
-    return [str(path.resolve()), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns]
+    return [there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns]
 
 
 def _own_cache() -> Path | None:

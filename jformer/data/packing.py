@@ -172,35 +172,25 @@ def _longest_first(counts: np.ndarray, room: Lengths) -> list[Lengths]:
 
 def _make_row(first: Lengths, room: Lengths, remaining: np.ndarray, sampler: "_LengthSampler") -> list[Lengths]:
     """Take examples from those that remain until a row is full; the first is given."""
-    row = _Row(room, remaining)
-    row.take(first)
+    row: list[Lengths] = []
+
+    def take(lengths: Lengths) -> None:
+        nonlocal room
+        row.append(lengths)
+        room = _minus(room, lengths)
+        remaining[lengths] -= 1
+
+    take(first)
     for lengths in itertools.islice(sampler, DRAWS_PER_ROW):
-        if _fits(row.room, sampler.nearly_full):
+        if _fits(room, sampler.nearly_full):
             break
-        if _fits(lengths, row.room) and remaining[lengths]:  # those drawn some rows ago may be used up
-            row.take(lengths)
-    while not (closing := _closing(remaining, row.room)):
-        largest = _largest(remaining, row.room)
-        if largest is None:
-            return row.lengths
-        row.take(largest)
+        if _fits(lengths, room) and remaining[lengths]:  # those drawn some rows ago may be used up
+            take(lengths)
+    while not (closing := _closing(remaining, room)) and (largest := _largest(remaining, room)):
+        take(largest)
     for lengths in closing:
-        row.take(lengths)
-    return row.lengths
-
-
-class _Row:
-    """A row being filled; examples that it takes are subtracted from the remaining ones."""
-
-    def __init__(self, room: Lengths, remaining: np.ndarray) -> None:
-        self.lengths: list[Lengths] = []
-        self.room = room
-        self._remaining = remaining
-
-    def take(self, lengths: Lengths) -> None:
-        self.lengths.append(lengths)
-        self.room = _minus(self.room, lengths)
-        self._remaining[lengths] -= 1
+        take(lengths)
+    return row
 
 
 class _LengthSampler:
