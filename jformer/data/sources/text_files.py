@@ -63,7 +63,10 @@ def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]
 
 def split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> Split:
     """Return the split that the pairs of all shards are. Large compressed ones are best read from their beginning."""
-    size, seekable = sum(each.lines for each in shards), all(all(each.starts) or each.lines <= SKIPPED for each in shards)
+    size, seekable = (
+        sum(each.lines for each in shards),
+        all(all(each.starts) or each.lines <= SKIPPED for each in shards),
+    )
     whole = functools.partial(_read_shards, shards, read)
     return Split(name=name, fingerprint=identity, read=whole, size=size, seekable=seekable)
 
