@@ -104,6 +104,7 @@ def test_a_part_of_a_mixture_is_cut_the_same_whether_the_one_before_was_cached_o
 
 def test_shards_prepared_in_any_order_leave_a_run_nothing_to_tokenize(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(preparation, "BLOCK", 16)
+    monkeypatch.setattr(preparation, "FEW", 1_000)  # blocks are made here
     shard, encoded = ["jformer", f"--config={small_run.__file__}", "--mode=prepare"], []
 
     def config(cache):
