@@ -193,11 +193,10 @@ def train(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 def prepare_text(options: flags.FlagValues, config: Config, workdir: Path) -> int:
     """Tokenize the training text, or a share of it."""
-    from jformer.tasks.build import build_task
     from jformer.training.corpora import prepare_data
 
     number, _, count = options.shard.partition("/")
-    prepare_data(config.data, config.train, build_task(config), (int(number), int(count)))
+    prepare_data(config, (int(number), int(count)))
     return DONE
 
 

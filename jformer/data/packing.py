@@ -133,7 +133,8 @@ def pack(source: np.ndarray, target: np.ndarray, shape: Shape, seed: int) -> Pac
     sizes = np.array(list(map(len, lengths)))
     places = numbers[*np.array(list(itertools.chain.from_iterable(lengths))).T]
     first, step = _shared_out(places, np.repeat(np.arange(len(rows)), sizes), np.repeat(rows, sizes))
-    return PackedRows(np.array(rows), sizes, first, step, kind, population, generator=rng, seed=seed)
+    runs = {"rows": np.array(rows), "sizes": sizes, "first": first, "step": step}
+    return PackedRows(**runs, kind=kind, counts=population, generator=rng, seed=seed)
 
 
 def _shared_out(kind: np.ndarray, run: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,19 +31,43 @@ from jformer.data.progress import show_progress
 from jformer.data.repeats import hashes, in_order
 from jformer.data.sources.split import SIDES, Pair, Split
 from jformer.data.text import shown_unknown
-from jformer.data.tokenizers import subwords
+from jformer.data.tokenizers import Symbols, Tokenizer, subwords
 from jformer.errors import UserError
 from jformer.integrity import parse_object, seal
 from jformer.storage import replace_content, writing
-
-if TYPE_CHECKING:
-    from jformer.data.corpus import ExampleEncoder
 
 BLOCK = 2**14  # pairs, less than a second of one core
 CHUNK = 2_048  # examples tokenized at a time
 FEW = 8  # blocks that one process prepares before others would have started
 MOST_PROCESSES = 32
 PAIRS = "pairs.npy"  # the hashes of all pairs of text that were read, in order
+
+
+class EncodedSide(Protocol):
+    """A side of an encoder: a part of `jformer.data.corpus.Side`."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The vocabulary; None if the side is always empty."""
+
+    @property
+    def symbols(self) -> Symbols:
+        """The special ids of the vocabulary."""
+
+
+class PreparingEncoder(Protocol):
+    """The part of `jformer.data.corpus.ExampleEncoder` that makes the sequences."""
+
+    @property
+    def source(self) -> EncodedSide:
+        """The side that is read."""
+
+    @property
+    def target(self) -> EncodedSide:
+        """The side that is learned."""
+
+    def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Return the sequences of the examples that can be used; count the others by reason."""
 
 
 class Task(NamedTuple):
@@ -62,7 +86,7 @@ Shard = tuple[int, int]
 """(I, N): every N-th block from I on."""
 
 
-def prepare(split: Split, encoder: "ExampleEncoder", folder: Path) -> None:
+def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
     """Write the arrays of a split into a new folder, which appears only when it is whole.
 
     Raises UserError for an invalid text, and for a disk without room.
@@ -78,7 +102,7 @@ def prepare(split: Split, encoder: "ExampleEncoder", folder: Path) -> None:
     shutil.rmtree(_blocks(folder))
 
 
-def encode_blocks(split: Split, encoder: "ExampleEncoder", folder: Path, shard: Shard = (0, 1)) -> int:
+def encode_blocks(split: Split, encoder: PreparingEncoder, folder: Path, shard: Shard = (0, 1)) -> int:
     """Make the missing blocks of a shard for `prepare`; return how many blocks it has.
 
     Raises UserError as `prepare` does, and if there are several shards and tokens depend on all text before them.
@@ -134,7 +158,7 @@ def _tasks_read(split: Split) -> Iterator[Task]:
             return
 
 
-def _make_block(read: Callable[..., Iterator[Pair]] | None, encoder: "ExampleEncoder", blocks: Path, task: Task) -> int:
+def _make_block(read: Callable[..., Iterator[Pair]] | None, encoder: PreparingEncoder, blocks: Path, task: Task) -> int:
     """Encode a block into its file, unless that exists: values and lengths of both sides, hashes, and counts."""
     path = _path(blocks, task.number)
     if path.exists():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils.epath import Path
 
-from jformer.config.options import TrainConfig
+from jformer.config.options import Config, TrainConfig
 from jformer.data.cleaning import cleaned, write_examples
 from jformer.data.corpus import Corpus, ExampleEncoder, locked, open_corpus, prepare_shard
 from jformer.data.data_config import DataConfig, SourceConfig
@@ -24,6 +24,7 @@ from jformer.data.vocabularies import copy_tokenizers, directed, learn_tokenizer
 from jformer.errors import UserError
 from jformer.integrity import DIGESTS, digest_of
 from jformer.storage import run_path
+from jformer.tasks.build import build_task
 from jformer.tasks.split_loss import evaluation_batches
 from jformer.tasks.task import Task
 
@@ -100,18 +101,18 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
     )
 
 
-def prepare_data(data: DataConfig, train: TrainConfig, task: Task, shard: Shard) -> None:
+def prepare_data(config: Config, shard: Shard) -> None:
     """Tokenize a share of the training text, which `open_data` then finds in `data.cache_dir`.
 
     Shards may be prepared at the same time, on several machines. One of them learns the tokenizers.
     """
-    parts = data.trained()
+    data, task, parts = config.data, build_task(config), config.data.trained()
     with show_progress("reading the text"):
         training = list(_open_training(parts, data.cache_dir, None))
-    options = [[split.fingerprint for split in training], repr(data), train.init_from]
+    options = [[split.fingerprint for split in training], repr(data), config.train.init_from]
     directory = run_path(data.cache_dir).expanduser() / f"{digest_of(options)}.tokenizer"
     with locked(directory, "waiting for another shard that learns the tokenizers"):
-        tokenizers = _open_tokenizers(directory, data, train, training, task, (directory / DIGESTS).exists())
+        tokenizers = _open_tokenizers(directory, data, config.train, training, task, (directory / DIGESTS).exists())
     for part, split in zip(parts, training, strict=True):
         for encoder in _encoders(task, directed(tokenizers, data, data.languages(part)), data):
             prepare_shard(split, encoder, data.cache_dir, shard)
