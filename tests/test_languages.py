@@ -16,6 +16,7 @@ from jformer.errors import UserError
 from jformer.evaluation import records
 from jformer.inference.answers import Request
 from jformer.inference.predict import load
+from jformer.inference.verify import Subject
 from jformer.tasks.build import build_task
 from jformer.training.corpora import open_data
 from tests import small_run
@@ -163,6 +164,15 @@ def test_an_imported_model_of_several_languages_answers_in_each_and_is_trained_i
     data = opened(resolve(chosen), tmp_path / "child")
     first = [[side.values[0] for side in (corpus.source, corpus.target)] for corpus in data.corpora]
     assert first == [[ids["eng_Latn"], ids["deu_Latn"]], [ids["deu_Latn"], ids["fra_Latn"]]]
-    chosen.data.language_symbols = "source"
+    chosen.data.update(mixture=(), test=("train",))
+    chosen.train.init_from = ""
+    for name in ("deu_Latn", "fra_Latn"):
+        chosen.decode.target_language = name if name == "fra_Latn" else ""
+        config = resolve(chosen)
+        verified = Subject(load(str(run), config), config.decode)
+        assert verified.origin == "of test set 'train'"
+        assert {verified.inputs.begun(piece) for piece in verified.pieces} == {(ids[name],)}
+    chosen.data.update(mixture=(languages,), language_symbols="source")
+    chosen.train.init_from = str(run)
     with pytest.raises(UserError, match="use 'target'"):
         opened(resolve(chosen), tmp_path / "other")

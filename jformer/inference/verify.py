@@ -77,7 +77,8 @@ class Subject:
                 return [Piece(ids, i) for i, ids in enumerate(whole)], f"of test set {name!r}"
             texts = [pair.target if self.inputs.continues else pair.source for pair in pairs]
             texts = [text[: 8 if self.inputs.continues else None] for text in texts]
-            languages = config.data.languages(part)
+            own = config.data.languages(part)
+            languages = self.options.source_language or own[0], self.options.target_language or own[1]
             requests = [Request(text, line=i, languages=languages) for i, text in enumerate(texts)]
             return [piece for found in self.inputs.pieces(requests) for piece in found], f"of test set {name!r}"
         except UserError as error:

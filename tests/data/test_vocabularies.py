@@ -108,9 +108,10 @@ def test_subwords_have_a_coverage_bytes_and_symbols_that_are_never_cut(tmp_path,
     assert few.decode(few.encode(["ß ist klein"])[0]) == "⁇ ist klein"
     assert [few.tokens[i] for i in few.encode(["<BT> the"])[0]].count("<BT>") == 1
     counts = Counter()
-    PairEncoder(Side(few, 20), Side(few, 20), "drop").encode([*pairs[-1:], Pair("žž", "klein")], counts)
+    PairEncoder(Side(few, 20), Side(few, 20), "drop").encode([*pairs[-1:], Pair("<BT> žž ů", "klein")], counts)
     assert {name: count for name, count in counts.items() if "unknown" in name} == {
         "unknown: 'ž'": 3,
+        "unknown: 'ů'": 1,
         "unknown: 'ß'": 1,
     }
     byte = {"vocab_size": 320, "character_coverage": 0.99, "byte_fallback": True}

@@ -99,8 +99,8 @@ class SubwordTokenizer(OneFile):
 
     def unknown(self, text: str) -> str:
         """Return the characters of a text that are not in the vocabulary, in their order."""
-        characters: str = self._processor.normalize(text)
-        return "".join(each for each in characters if self._processor.piece_to_id(each) == UNK)
+        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return "".join(piece for piece in pieces if self._processor.piece_to_id(piece) == UNK)
 
 
 def learn_subwords(
