@@ -14,6 +14,7 @@ import numpy as np
 from jformer.config.options import (
     ENDING_SCHEDULES,
     OF_IMAGES,
+    OF_TOKENS,
     ONE_PASS,
     OPEN_SCHEDULES,
     OPTIMIZERS,
@@ -23,7 +24,6 @@ from jformer.config.options import (
     TRACKERS,
     WEIGHTS,
     Config,
-    MeshConfig,
     is_open,
     score_commands,
     scores_during,
@@ -56,7 +56,7 @@ def check(config: Config) -> None:
     config.decode.check(searched=config.task not in ONE_PASS)
     _check_decode(config)
     _check_task(config)
-    _check_mesh(config.mesh)
+    _check_mesh(config)
 
 
 def _check_train(config: Config) -> None:
@@ -333,14 +333,19 @@ def _check_vectors(config: Config) -> None:
         raise UserError(f"model.{key}={operator.attrgetter(key)(model)!r}: task='embed' trains Transformers of texts")
 
 
-def _check_mesh(mesh: MeshConfig) -> None:
-    sizes = dataclasses.asdict(mesh)
+def _check_mesh(config: Config) -> None:
+    sizes = dataclasses.asdict(config.mesh)
     for axis, size in sizes.items():
         if size != -1 and size < 1:
             raise UserError(f"mesh.{axis}={size} must be at least 1, or -1 for as many as there are devices")
     open_ended = [f"mesh.{axis}=-1" for axis, size in sizes.items() if size == -1]
     if len(open_ended) > 1:
         raise UserError(f"{open_ended[-1]} and {open_ended[0]}: only one axis can be -1, all remaining devices")
+    option = config.model.needs_whole_rows
+    option = f"optim.loss={config.optim.loss!r}" if config.optim.loss != "task" else option
+    option = option if config.task in OF_TOKENS else f"task={config.task!r}"
+    if config.mesh.sequence != 1 and option:
+        raise UserError(f"mesh.sequence={config.mesh.sequence}: {option} needs whole rows: set mesh.sequence=1")
 
 
 def divide_rows(config: Config, shards: int) -> Config:

@@ -36,6 +36,7 @@ PARTS = (  # keys whose values may name a user-defined part; data.mixture has a 
     "decode.search",
 )
 ONE_PASS = ("classify", "tag", "qa", "embed", "mlm")  # tasks whose answers are not searched for
+OF_TOKENS = ("translate", "lm", "prefix_lm", "mlm", "denoise")  # tasks whose loss is a sum over tokens
 OF_IMAGES = ("caption",)  # tasks whose source is an image and never a text
 OPTIMIZERS = ("adam", "adamw", "adafactor")
 OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on train.num_steps
@@ -191,9 +192,12 @@ class EvaluateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How the devices are laid out; their number is the product of the three. Results do not depend on it."""
+    """How the devices are laid out; their number is the product of the four. Results do not depend on it."""
 
     data: int = -1  # parts that split the rows, each with all parameters; -1 = all remaining devices
+    # Devices that split the positions of the same rows in training: long ones, each with all parameters (Jacobs et al.
+    # 2023, DeepSpeed-Ulysses); at most model.num_kv_heads.
+    sequence: int = 1
     # Devices of a part that split its rows, and store parameters and optimizer split among them (Rajbhandari et al.
     # 2020); or -1.
     fsdp: int = 1

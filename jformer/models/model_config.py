@@ -8,7 +8,7 @@ from jformer.models.lora_config import LoraConfig
 from jformer.models.mup_config import MupConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.models.vision_config import VisionConfig
-from jformer.plugins import check_part
+from jformer.plugins import check_part, is_own
 
 CHOICES = {
     "family": ("encdec", "encoder", "decoder", "vit"),
@@ -170,6 +170,20 @@ class ModelConfig:
     def pooled(self) -> bool:
         """Whether a classifier reads one vector of a text, or the vector is the answer."""
         return bool(self.head.num_classes or self.head.vectors) and self.head.pooling != "none"
+
+    @property
+    def needs_whole_rows(self) -> str:
+        """The option because of which devices cannot share the positions of a row, or ''."""
+        options = {
+            "recurrent.cell": (self.recurrent.cell, bool(self.recurrent.cell)),
+            "positions": (self.positions, self.positions == "transformer_xl"),
+            "attention": (self.attention, is_own(self.attention)),
+            "feed_forward": (self.feed_forward, is_own(self.feed_forward)),
+            "vision.source": (self.vision.source, self.reads_images),
+            "head.num_classes": (self.head.num_classes, self.head.num_classes > 0),
+            "head.vectors": (self.head.vectors, self.head.vectors),
+        }
+        return next((f"model.{key}={value!r}" for key, (value, holds) in options.items() if holds), "")
 
     @property
     def reads_images(self) -> bool:

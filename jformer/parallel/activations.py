@@ -3,8 +3,8 @@
 A model needs these constraints because the compiler alone would move activations rather than parameters. `mesh` makes
 the mesh; `sharding` places parameters and batches.
 
-Letters in shapes: b rows, d inputs and f outputs of a kernel, v vocabulary, t positions, h heads, k size of a head, ·
-any further axes.
+Letters in shapes: b rows, d inputs and f outputs of a kernel, v vocabulary, t positions of a row and p those of a
+device, h heads and e those of a device, k size of a head, · any further axes.
 """
 
 import math
@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int, Shaped
 
-from jformer.parallel.mesh import DATA, FSDP, TENSOR
+from jformer.parallel.mesh import DATA, FSDP, SEQUENCE, TENSOR
 
 # How a kernel [d f] is split over `tensor`, in the words of Shoeybi et al. 2019: by its outputs f, or by its inputs d.
 COLUMN, ROW = "column", "row"
@@ -98,6 +99,63 @@ def parts(*axes: str) -> int:
     """Return the number of devices over which the compiler may split an array on the given mesh axes."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(size for name, size in mesh.shape.items() if name in axes and name in _free(mesh))
+
+
+def manual_parts(axis: str) -> int:
+    """Return the number of parts of a mesh axis that this program is split over by hand."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return mesh.shape[axis] if kinds.get(axis) == AxisType.Manual else 1
+
+
+def own_positions(length: int) -> Int[Array, " p"]:
+    """Return the places in their rows of the positions that this device has, `length` of each row."""
+    places = jnp.arange(length)
+    return places + jax.lax.axis_index(SEQUENCE) * length if manual_parts(SEQUENCE) > 1 else places
+
+
+def whole_rows(x: Shaped[Array, "b p *a"]) -> Shaped[Array, "b t *a"]:
+    """Return all positions of rows that the devices of `sequence` share."""
+    return jax.lax.all_gather(x, SEQUENCE, axis=1, tiled=True) if manual_parts(SEQUENCE) > 1 else x
+
+
+def own_heads(heads: int, groups: int) -> slice | Int[Array, " e"]:
+    """Return an index of the heads that `positions_to_heads` leaves to this device; those that fill up are others'."""
+    if manual_parts(SEQUENCE) == 1:
+        return slice(None)
+    places = np.arange(heads).reshape(parts(TENSOR), groups // parts(TENSOR), -1)
+    places = np.pad(places, [(0, 0), (0, -places.shape[1] % manual_parts(SEQUENCE)), (0, 0)], mode="edge")
+    shares = np.stack(np.split(places, manual_parts(SEQUENCE), axis=1)).reshape(manual_parts(SEQUENCE), -1)
+    return jnp.asarray(shares)[jax.lax.axis_index(SEQUENCE)]
+
+
+def positions_to_heads(x: Float[Array, "b p h k"], groups: int) -> Float[Array, "b t e k"]:
+    """Give each device of `sequence` whole rows of some heads, in place of some positions of all heads.
+
+    This is the all-to-all of Jacobs et al. 2023 (DeepSpeed-Ulysses, section 3.1). Heads stay in `groups` that attend to
+    the same keys; groups of zeros fill up what the devices do not divide. Of heads that `tensor` splits, each device
+    exchanges its own.
+    """
+    count, (b, length, _, k) = manual_parts(SEQUENCE), x.shape
+    if count == 1:
+        return x
+    x = x.reshape(b, length, parts(TENSOR), groups // parts(TENSOR), -1)
+    x = jnp.pad(x, [(0, 0)] * 3 + [(0, -x.shape[3] % count), (0, 0)])
+    x = constrain_sharding(x, FSDP, None, TENSOR)
+    x = jax.lax.all_to_all(x, SEQUENCE, split_axis=3, concat_axis=1, tiled=True)
+    return constrain_sharding(x, FSDP, None, TENSOR).reshape(b, count * length, -1, k)
+
+
+def heads_to_positions(x: Float[Array, "b t e k"], heads: int, groups: int) -> Float[Array, "b p h k"]:
+    """Undo `positions_to_heads`."""
+    count, (b, length, _, k) = manual_parts(SEQUENCE), x.shape
+    if count == 1:
+        return x
+    x = x.reshape(b, length, parts(TENSOR), -1, heads // groups * k)
+    x = constrain_sharding(x, FSDP, None, TENSOR)
+    x = jax.lax.all_to_all(x, SEQUENCE, split_axis=1, concat_axis=3, tiled=True)
+    x = constrain_sharding(x, FSDP, None, TENSOR)[:, :, :, : groups // parts(TENSOR)]
+    return x.reshape(b, length // count, heads, k)
 
 
 def _free(mesh: AbstractMesh) -> set[str]:

@@ -1,4 +1,4 @@
-"""The mesh of devices with the axes data, fsdp and tensor; `sharding` places arrays on it."""
+"""The mesh of devices with the axes data, sequence, fsdp and tensor; `sharding` places arrays on it."""
 
 import math
 from collections import Counter
@@ -11,47 +11,56 @@ from jax.sharding import AxisType, Mesh
 
 from jformer.errors import UserError
 
-DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
+# Those that programs split by hand come first: XLA aborts where an axis that it splits stands before one of them.
+DATA, SEQUENCE, FSDP, TENSOR = AXES = ("data", "sequence", "fsdp", "tensor")
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Arrange the devices (default: all) on three axes, of which one may be -1 to take all remaining devices.
+def make_mesh(
+    data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None, sequence: int = 1
+) -> Mesh:
+    """Arrange the devices (default: all) on four axes, of which one may be -1 to take all remaining devices.
 
     Neighbours on the mesh are neighbours on the network: of several slices (see `slices_of`) each takes its part of
-    `data`, or where that is too short of `fsdp`, and of `tensor` last, as MaxText's and Levanter's hybrid meshes do.
+    `data`, or where that is too short of `fsdp`, then `sequence`, and of `tensor` last, as MaxText's and Levanter's
+    hybrid meshes do.
 
     Raises UserError if the product of the sizes exceeds the devices, or is smaller while a size is -1 or there are
     several processes; a single process may use fewer devices than it has.
     """
     given = jax.devices() if devices is None else list(devices)
-    sizes = fill_axes({DATA: data, FSDP: fsdp, TENSOR: tensor}, len(given))
+    asked = {DATA: data, SEQUENCE: sequence, FSDP: fsdp, TENSOR: tensor}
+    sizes = fill_axes(asked, len(given))
     count = math.prod(sizes.values())
-    if count > len(given) or (count < len(given) and (-1 in (data, fsdp, tensor) or jax.process_count() > 1)):
-        wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, (data, fsdp, tensor), strict=True))
+    if count > len(given) or (count < len(given) and (-1 in asked.values() or jax.process_count() > 1)):
+        wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in asked.items())
         raise UserError(
             f"{wanted} does not fit {len(given)} devices: the product must be {len(given)}; -1 takes the rest"
         )
     # Explicit axes, the default of jax.make_mesh, do not work with Linen's embeddings; Auto leaves it to the compiler.
     auto = (AxisType.Auto,) * len(AXES)
-    return Mesh(_arranged(given[:count], tuple(sizes.values()), count == len(given)), AXES, axis_types=auto)
+    return Mesh(_arranged(given[:count], sizes, count == len(given)), AXES, axis_types=auto)
 
 
-def _arranged(devices: Sequence[jax.Device], sizes: tuple[int, ...], whole: bool) -> np.ndarray:
+def _arranged(devices: Sequence[jax.Device], sizes: Mapping[str, int], whole: bool) -> np.ndarray:
     """Return the devices as a grid; `whole`: they are all devices of the run."""
     slices = Counter(slices_of(devices))
     if whole and len(slices) > 1 and len({*slices.values()}) == 1:
-        outer, left = [], len(slices)
-        for size in sizes:
-            outer.append(math.gcd(size, left))
-            left //= outer[-1]
-        inner = [size // part for size, part in zip(sizes, outer, strict=True)]
+        outer, left = dict[str, int](), len(slices)
+        for axis in (DATA, FSDP, SEQUENCE, TENSOR):
+            outer[axis] = math.gcd(sizes[axis], left)
+            left //= outer[axis]
+        inner = [size // outer[axis] for axis, size in sizes.items()]
         by_process = _slice_attribute(devices[0]) == "process_index"
         return mesh_utils.create_hybrid_device_mesh(
-            inner, outer, devices, process_is_granule=by_process, allow_split_physical_axes=True
+            inner,
+            [outer[axis] for axis in sizes],
+            devices,
+            process_is_granule=by_process,
+            allow_split_physical_axes=True,
         )
     if whole and len(devices) > 1 and devices[0].platform == "tpu":
-        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    return np.array(devices).reshape(sizes)
+        return mesh_utils.create_device_mesh([*sizes.values()], devices, allow_split_physical_axes=True)
+    return np.array(devices).reshape([*sizes.values()])
 
 
 def slices_of(devices: Iterable[jax.Device]) -> list[int]:
@@ -84,9 +93,10 @@ def slices_line(mesh: Mesh) -> str:
         return ""
     axes, what = axes_between_slices(mesh), "machines" if mesh.devices.flat[0].platform == "gpu" else "slices"
     line = f"mesh: {' and '.join(axes)} across {slices} {what}, joined by a slower network"
-    if TENSOR not in axes:
-        return line
-    return f"{line}, which {TENSOR} uses in every layer: mesh.{TENSOR} at most {mesh.size // slices} stays within one"
+    for axis, most in ((TENSOR, mesh.size // slices), (SEQUENCE, mesh.size // slices // mesh.shape[TENSOR])):
+        if axis in axes:
+            return f"{line}, which {axis} uses in every layer: mesh.{axis} at most {most} stays within one"
+    return line
 
 
 def fill_axes(sizes: Mapping[str, int], devices: int) -> dict[str, int]:

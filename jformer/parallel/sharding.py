@@ -3,7 +3,7 @@
 `mesh` makes the mesh; `activations` shards the arrays inside a model. This module has the only hand-written sum over
 devices.
 
-Letters in shapes: a microbatches, b rows, · any further axes.
+Letters in shapes: a microbatches, b rows, t positions, · any further axes.
 """
 
 import math
@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jformer.errors import UserError
-from jformer.parallel.mesh import DATA, FSDP, TENSOR
+from jformer.parallel.activations import manual_parts
+from jformer.parallel.mesh import DATA, FSDP, SEQUENCE, TENSOR
 
-ROWS = PartitionSpec(None, DATA)  # of batch leaves [a b …] in steps that split them by shard_map
 EVERY_ROW = PartitionSpec((DATA, FSDP))
 
 # A regular expression over a parameter's path → the mesh axes that its last axes are split over; the axis of layers, in
@@ -179,9 +180,39 @@ def over_rows(function: Callable[..., PyTree], mesh: Mesh | None) -> Callable[..
     return run
 
 
-def sum_over_data(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Sum over the `data` axis; XLA cannot if that axis has one part and there are other axes."""
-    return jax.lax.psum(tree, DATA) if mesh.shape[DATA] > 1 else tree
+def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
+    """Map function(parameters, batch, …) over the parts of a batch [a b t ·] on a mesh, and sum its results.
+
+    The axis `data` splits rows, `sequence` positions, which are filled up with zeros, as padding is, until it divides
+    them. All else is whole on both. Within a part, `fsdp` and `tensor` are left to the compiler. XLA cannot sum over an
+    axis of one part if there are other axes.
+    """
+    axes, count = tuple(axis for axis in (DATA, SEQUENCE) if mesh.shape[axis] > 1), mesh.shape[SEQUENCE]
+
+    def has_positions(x: jax.Array) -> bool:
+        return x.ndim > 2 and count > 1
+
+    def fill(x: jax.Array) -> jax.Array:
+        missing = -x.shape[2] % count if has_positions(x) else 0
+        return jnp.pad(x, [(0, missing * (axis == 2)) for axis in range(x.ndim)]) if missing else x
+
+    def sum_of_part(*args: PyTree) -> PyTree:
+        return jax.lax.psum(function(*args), axes) if axes else function(*args)
+
+    def run(params: PyTree, batch: PyTree, *others: PyTree) -> PyTree:
+        whole, batch = PartitionSpec(), jax.tree.map(fill, batch)
+        split = jax.tree.map(lambda x: PartitionSpec(None, DATA, *[SEQUENCE] * has_positions(x)), batch)
+        mapped = jax.shard_map(
+            sum_of_part,
+            mesh=mesh,
+            in_specs=(whole, split, *[whole] * len(others)),
+            out_specs=whole,
+            axis_names={DATA, *axes},
+            check_vma=False,  # otherwise gradients of replicated parameters would arrive summed already, and psum again
+        )
+        return mapped(params, batch, *others)
+
+    return run
 
 
 def gather_over_data(x: jax.Array) -> jax.Array:
@@ -194,10 +225,7 @@ def gather_over_data(x: jax.Array) -> jax.Array:
 
 def data_part() -> jax.Array | None:
     """Return the number of this part of the `data` axis; None in a program that is not split over several by hand."""
-    mesh = jax.sharding.get_abstract_mesh()
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    split = kinds.get(DATA) == AxisType.Manual and mesh.shape[DATA] > 1
-    return jax.lax.axis_index(DATA) if split else None
+    return jax.lax.axis_index(DATA) if manual_parts(DATA) > 1 else None
 
 
 def _name(path: Any) -> str:

@@ -21,7 +21,7 @@ from jformer.models.model import Model
 from jformer.parallel import processes
 from jformer.parallel.backend import Target
 from jformer.parallel.devices import quicker_dtype
-from jformer.parallel.mesh import TENSOR, make_mesh
+from jformer.parallel.mesh import SEQUENCE, TENSOR, make_mesh
 from jformer.tasks.caption import caption
 from jformer.tasks.classify import classify
 from jformer.tasks.denoise import denoise
@@ -148,7 +148,7 @@ def with_rows(config: Config) -> ModelConfig:
 
 def open_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return the mesh of a config. Raise UserError if the model's heads do not divide over it."""
-    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
+    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
     check_heads(config.model, mesh)
     return mesh
 
@@ -206,7 +206,12 @@ def choose_decoding_dtype(config: Config, mesh: Mesh) -> Config:
 
 
 def check_heads(model: ModelConfig, mesh: Mesh) -> None:
-    """Raise UserError if `tensor` does not divide the heads of a model."""
+    """Raise UserError if `tensor` does not divide the heads of a model, or too few are left for `sequence`."""
     for key, heads in (("num_heads", model.num_heads), ("num_kv_heads", model.kv_heads)):
         if heads % mesh.shape[TENSOR]:
             raise UserError(f"mesh.tensor={mesh.shape[TENSOR]} must divide model.{key}={heads}: devices share heads")
+    if mesh.shape[SEQUENCE] > model.kv_heads // mesh.shape[TENSOR]:
+        raise UserError(
+            f"mesh.sequence={mesh.shape[SEQUENCE]} x mesh.tensor={mesh.shape[TENSOR]} is more than the "
+            f"{model.kv_heads} heads of keys that devices share: lower it"
+        )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
 from jformer.data.corpus import Corpus, open_corpus
@@ -19,8 +18,7 @@ from jformer.models import ModelConfig
 from jformer.models.batch import Batch
 from jformer.parallel import processes
 from jformer.parallel.backend import Target, target
-from jformer.parallel.mesh import DATA
-from jformer.parallel.sharding import ROWS, sum_over_data
+from jformer.parallel.sharding import sum_over_parts
 from jformer.tasks.batch_arrays import place_batch
 from jformer.tasks.sums import LossFn, Sums, add_up, sum_over_microbatches
 from jformer.tasks.task import Task
@@ -97,7 +95,6 @@ def make_eval_step(loss: LossFn, mesh: Mesh) -> EvalStep:
 @functools.lru_cache(KEPT)
 def _make_eval_step(loss: LossFn, mesh: Mesh, traced_for: Target) -> EvalStep:
     def local(params: PyTree, batch: Batch) -> Sums:
-        return sum_over_data(sum_over_microbatches(lambda rows: loss(params, rows, None), batch), mesh)
+        return sum_over_microbatches(lambda rows: loss(params, rows, None), batch)
 
-    sharded = jax.shard_map(local, mesh=mesh, in_specs=(P(), ROWS), out_specs=P(), axis_names={DATA}, check_vma=False)
-    return jax.jit(sharded)
+    return jax.jit(sum_over_parts(local, mesh))

@@ -34,5 +34,5 @@ def make_feed(batches: Batches, model: ModelConfig, mesh: Mesh, accumulation: in
 
 def first_holder(mesh: Mesh, rows: int) -> np.ndarray:
     """Return the process of the first device that holds each row of a batch; others may hold it too."""
-    holders = [device.process_index for device in mesh.devices[..., 0].flat]
+    holders = [device.process_index for device in mesh.devices[:, 0, :, 0].flat]
     return np.repeat(holders, rows // len(holders))

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key, PyTree
 
 from jformer.models.batch import Batch
@@ -23,8 +22,7 @@ from jformer.models.layers.layer_scan import FINITE
 from jformer.models.model import Model
 from jformer.models.parts import STACKED, split
 from jformer.parallel import processes
-from jformer.parallel.mesh import DATA
-from jformer.parallel.sharding import ROWS, sum_over_data
+from jformer.parallel.sharding import sum_over_parts
 from jformer.tasks.sums import LossFn
 from jformer.training.state import TrainState
 from jformer.training.step import apply_gradient, trained_gradient
@@ -83,15 +81,8 @@ class Examination:
 
     def _examine(self, state: TrainState, batch: Batch, step: Array) -> Broken:
         key = jax.random.fold_in(jax.random.key(self._seed), step)
-        over_data = jax.shard_map(
-            self._microbatches,
-            mesh=self._mesh,
-            in_specs=(P(), ROWS, P()),
-            out_specs=P(),
-            axis_names={DATA},
-            check_vma=False,
-        )
-        total, count, (activations, loss, gradients) = over_data(state.params, batch, key)
+        add_up = sum_over_parts(self._microbatches, self._mesh)
+        total, count, (activations, loss, gradients) = add_up(state.params, batch, key)
         gradient = jax.tree.map(lambda g: g / jnp.maximum(count, 1.0), total)
         updated, _ = apply_gradient(self._tx, gradient, state, self._frozen)
         return Broken(
@@ -104,7 +95,7 @@ class Examination:
         )
 
     def _microbatches(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Array, PyTree]:
-        """Return the gradient of the summed loss, what it is divided by, and on how many parts what is broken [a ·]."""
+        """Return the gradient of the summed loss, what it is divided by, and whether what is broken (0 or 1) [a ·]."""
 
         def add(sum_so_far: PyTree, rows: Batch) -> tuple[PyTree, PyTree]:
             gradient, sums = self._gradient(params, rows, key)
@@ -114,7 +105,7 @@ class Examination:
 
         begin = jax.tree.map(jnp.zeros_like, split(params, self._frozen)[0]), jnp.zeros(())
         (gradient, count), flags = jax.lax.scan(add, begin, batch)
-        return sum_over_data((gradient, count, flags), self._mesh)
+        return gradient, count, flags
 
     def _outputs(self, params: PyTree, rows: Batch, key: Key[Array, ""]) -> PyTree:
         """Return which outputs of the modules before the head are not finite."""

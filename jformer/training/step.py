@@ -14,15 +14,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key, PyTree
 
 from jformer.models.batch import Batch
 from jformer.models.parts import join, split
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import Target, target
-from jformer.parallel.mesh import DATA
-from jformer.parallel.sharding import ROWS, parameter_specs, replicated, state_shardings, sum_over_data
+from jformer.parallel.sharding import parameter_specs, replicated, state_shardings, sum_over_parts
 from jformer.tasks.sums import LossFn, Scalar, Sums, sum_over_microbatches
 from jformer.training.state import TrainState
 
@@ -61,15 +59,15 @@ def trained_gradient(loss: LossFn, frozen: PyTree = None) -> GradientFn:
 def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn:
     """Return the function that differentiates the mean of `loss` over a batch, as `trained_gradient` does its sum.
 
-    Each part of the `data` axis differentiates the sum over its own rows, a microbatch at a time. Gradients and sums
-    are added over the axis in one psum and divided by the global count: never a mean of means, so devices and
-    microbatches with uneven padding count as they should. They are float32, as parameters are. Within a part, over
-    `fsdp` and `tensor`, the compiler exchanges what the model's shardings ask for.
+    Each part of the axes `data` and `sequence` differentiates the sum over its own rows and positions, a microbatch at
+    a time. Gradients and sums are added over the axes in one psum and divided by the global count: never a mean of
+    means, so devices and microbatches with uneven padding count as they should. They are float32, as parameters are.
+    Within a part, over `fsdp` and `tensor`, the compiler exchanges what the model's shardings ask for.
     """
     total_gradient = trained_gradient(loss, frozen)
 
     def add_up_part(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
-        """Return the gradient of the total loss over all devices, and the sums, from this part's rows."""
+        """Return the gradient of the total loss of this part's rows, and the sums."""
 
         # All microbatches and parts have the same key: what is drawn for a row depends on the row's number in the whole
         # update, too (batch["row"]), so it is the same however the rows are split.
@@ -77,12 +75,9 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
             gradient, sums = total_gradient(params, rows, key)
             return _shard_as_parameters(gradient), sums
 
-        return sum_over_data(sum_over_microbatches(differentiate, batch), mesh)
+        return sum_over_microbatches(differentiate, batch)
 
-    # With check_vma=True the gradients of replicated parameters would arrive summed already, and psum again.
-    add_up = jax.shard_map(
-        add_up_part, mesh=mesh, in_specs=(P(), ROWS, P()), out_specs=P(), axis_names={DATA}, check_vma=False
-    )
+    add_up = sum_over_parts(add_up_part, mesh)
 
     def mean_gradient(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
         total, sums = add_up(params, batch, key)
@@ -93,7 +88,7 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
 
 
 def _shard_as_parameters(gradient: PyTree) -> PyTree:
-    """Let each gradient be sharded as its parameter, so that only shards of gradients cross the `data` axis."""
+    """Let each gradient be sharded as its parameter, so that only shards of gradients are summed."""
     return jax.tree.map(lambda g, spec: constrain_sharding(g, *spec), gradient, parameter_specs(gradient))
 
 

@@ -258,6 +258,7 @@ RANGES = [
     ("mesh.data", -2, "at least 1, or -1"),
     ("mesh.fsdp", 0, "at least 1, or -1"),
     ("mesh.fsdp", -1, "only one axis can be -1"),
+    ("mesh.sequence", 0, "at least 1, or -1"),
 ]  # fmt: skip
 
 
@@ -274,6 +275,16 @@ TWO_ENDS = {"tied_output": False, "recurrent.cell": "gru", "recurrent.bidirectio
 PREFIX_LM = {"task": "prefix_lm", "model.family": "decoder"}
 COMBINATIONS = [
     ({"model.num_heads": 7, "model.d_k": 64}, "model.num_heads=7 must divide model.d_model=512"),
+    *(
+        ({"mesh.sequence": 2, **given}, f"mesh.sequence=2: {option} needs whole rows: set mesh.sequence=1")
+        for given, option in [
+            (CLASSIFIES, "task='classify'"),
+            ({"model.recurrent.cell": "lstm"}, "model.recurrent.cell='lstm'"),
+            ({"model.positions": "transformer_xl"}, "model.positions='transformer_xl'"),
+            ({"model.attention": "own.part:Attention"}, "model.attention='own.part:Attention'"),
+            ({"optim.loss": "own.part:loss"}, "optim.loss='own.part:loss'"),
+        ]
+    ),
     ({"model.d_model": 9, "model.num_heads": 3}, "model.d_model=9 must be even"),
     ({"model.positions": "learned", "model.max_length": 255}, "model.max_length=255 is below the"),
     (
@@ -429,7 +440,7 @@ ALLOWED = {
     "evaluate.weights", "evaluate.average_last", "evaluate.scores", "evaluate.tokenize", "evaluate.lowercase",
     "evaluate.during", "evaluate.during_examples", "evaluate.command", "evaluate.command_seconds",
     *(f"decode.{field.name}" for field in dataclasses.fields(DecodeConfig)),
-    "mesh.data", "mesh.fsdp", "mesh.tensor", "model.execution.remat", "model.execution.unroll",
+    "mesh.data", "mesh.sequence", "mesh.fsdp", "mesh.tensor", "model.execution.remat", "model.execution.unroll",
     "model.execution.attention_chunk", "model.execution.attention_kernel", "model.execution.rows",
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import numpy as np
@@ -11,9 +12,12 @@ from jax.experimental import topologies
 from jformer.config import resolve
 from jformer.data.tokenizers import learn
 from jformer.decoding.decode_config import DecodeConfig
+from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
+from jformer.models import ExecutionConfig
+from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.mesh import axes_between_slices, make_mesh, slices_line
 from jformer.parallel.sharding import parameter_shardings, put_batch
 from jformer.tasks.build import build_task
@@ -30,6 +34,7 @@ from tests.slow import slow_but
 from tests.tools.forecast.test_topology import needs_libtpu
 from tests.training.test_loop import rows, small
 from tests.training.test_step import MESHES as UPDATED
+from tests.training.test_step import distance
 
 WIDE = {"num_heads": 8, "d_model": 64, "d_ff": 128, "vocab_size": 512, "dropout": 0.1}
 BATCH = make_batch([16] * 32, [16] * 32, vocab_size=512)
@@ -140,8 +145,8 @@ def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
     options = {**sizes, "mesh__data": 1, "model__vocab_size": 40, "model__num_heads": 4}
     train(small(tmp_path / "cache", **options), tmp_path / "one")
     moved = {**options, "train__num_steps": 10}
-    for turn, mesh in enumerate([(1, 4, 2), (2, 2, 2)]):
-        axes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
+    for turn, mesh in enumerate([(2, 2, 2, 1), (1, 2, 2, 2)]):
+        axes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor", "mesh__sequence"), mesh, strict=True))
         train(small(tmp_path / "cache", **{**moved, **axes, "train__num_steps": 10 * (turn + 1)}), tmp_path / "moved")
     before, after = rows(tmp_path / "one", "train"), rows(tmp_path / "moved", "train")
     assert [row["step"] for row in after] == [row["step"] for row in before]
@@ -169,6 +174,46 @@ def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
         np.testing.assert_allclose(one, shared, rtol=1e-5, atol=1e-6 * norm)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "fields"),
+    [
+        # Neither the lengths, 7 and 6, nor the three heads of keys divide by two devices; rows of 6 do by four.
+        ((1, 1, 1, 2), {"positions": "relative", "num_heads": 6, "num_kv_heads": 3, "d_model": 48}),
+        pytest.param((1, 2, 2, 2), {"positions": "alibi", "num_heads": 4}, marks=pytest.mark.slow),
+        pytest.param(
+            (2, 1, 1, 4), {"family": "decoder", "positions": "rotary", "num_heads": 4}, marks=pytest.mark.slow
+        ),
+        pytest.param((1, 1, 1, 2), {"execution": ExecutionConfig(attention_chunk=3)}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_devices_share_packed_rows_by_positions_and_attend_by_heads(tiny, sizes, fields):
+    model, params = tiny(**{"num_layers": 1, "dropout": 0.2, "attention_dropout": 0.2, **fields})
+    batch = make_batch([7] * 4, [6] * 4)
+    batch["source_segments"][:, 3:], batch["target_segments"][:, 4:] = 2, 2
+    found = []
+    for data, fsdp, tensor, sequence in ((1, 1, 1, 1), sizes):
+        mesh = make_mesh(data, fsdp, tensor, sequence=sequence)
+        placed = jax.device_put(params, parameter_shardings(mesh, params))
+        arguments = placed, put_batch(mesh, {name: x[None] for name, x in batch.items()}), jax.random.key(0)
+        compiled = jax.jit(make_gradient(make_loss(model, token_loss(0.1)), mesh)).lower(*arguments).compile()
+        found.append(jax.device_get(compiled(*arguments)))
+        exchanged = [each for each in collectives(parse(compiled.as_text()), mesh.shape) if "sequence" in each.axes]
+    assert distance(found[1][0], found[0][0]) < 1e-6
+    np.testing.assert_allclose(jax.tree.leaves(found[1][1]), jax.tree.leaves(found[0][1]), rtol=1e-6)
+    assert {each.kind for each in exchanged} == {"all-to-all", "all-gather", "all-reduce"}
+    gathered = sum(each.bytes for each in exchanged if each.kind == "all-gather")
+    assert gathered <= 2 * 4 * 4 * (8 + 8) // sizes[0]  # segments of both sides, once for each stack that reads them
+
+
+def test_a_model_that_needs_whole_rows_is_refused_where_devices_share_them(tiny):
+    model, params = tiny(recurrent=RecurrentConfig(cell="lstm"))
+    mesh = make_mesh(1, sequence=2)
+    gradient = make_gradient(make_loss(model, token_loss(0.0)), mesh)
+    with pytest.raises(UserError, match=r"^mesh.sequence=2: model.recurrent.cell='lstm' needs whole rows: set"):
+        jax.eval_shape(gradient, params, {name: x[None] for name, x in BATCH.items()}, jax.random.key(0))
+
+
 @dataclasses.dataclass(frozen=True)
 class Fake:
     """A GPU that is not there: what a mesh asks of one."""
@@ -189,6 +234,13 @@ class Fake:
         ((0,) * 6 + (1,) * 6, (3, 2, 2), ("fsdp",), "fsdp across 2 machines"),  # 2 does not divide data
         ((0, 0, 1, 1, 2, 2, 3, 3), (2, 2, 2), ("data", "fsdp"), "data and fsdp across 4 machines"),
         ((0, 0, 1, 1), (1, 1, 4), ("tensor",), "which tensor uses in every layer: mesh.tensor at most 2 stays within"),
+        (
+            (0, 0, 1, 1),
+            (1, 1, 1, 4),
+            ("sequence",),
+            "which sequence uses in every layer: mesh.sequence at most 2 stays",
+        ),
+        ((0, 0, 1, 1), (1, 2, 1, 2), ("fsdp",), "mesh: fsdp across 2 machines, joined by a slower network"),
         ((0, 0, 0, 1), (4, 1, 1), ("data",), "data across 2 machines"),  # of different sizes: as they are listed
     ],
 )
@@ -198,8 +250,8 @@ def test_data_crosses_the_network_between_machines_before_fsdp_and_tensor(
 ):
     devices = [Fake(i, i if running else machine, machine if running else 0) for i, machine in enumerate(machines)]
     monkeypatch.setattr(jax, "process_count", lambda: len(devices) if running else 1)
-    mesh = make_mesh(*sizes, devices=devices)
-    assert tuple(mesh.shape.values()) == sizes
+    mesh = make_mesh(*sizes[:3], devices=devices, sequence=math.prod(sizes[3:]))
+    assert tuple(mesh.shape[axis] for axis in ("data", "fsdp", "tensor")) == sizes[:3]
     assert {*mesh.devices.flat} == {*devices}
     assert axes_between_slices(mesh) == across
     line = slices_line(mesh)

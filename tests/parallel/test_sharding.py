@@ -103,11 +103,14 @@ def test_moments_and_averages_lie_where_their_parameters_do(optimizer, freeze):
 
 
 def test_mesh_is_filled_up_and_refused_where_it_does_not_fit():
-    assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-    assert dict(make_mesh(2, -1, 2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert dict(make_mesh().shape) == {"data": 8, "sequence": 1, "fsdp": 1, "tensor": 1}
+    assert dict(make_mesh(1, -1, 2, sequence=2).shape) == {"data": 1, "sequence": 2, "fsdp": 2, "tensor": 2}
     assert make_mesh(1, 2, 1).size == 2  # some devices stay over
-    for sizes, said in {(3, -1, 1): "mesh.data=3 x mesh.fsdp=-1", (4, 4, 1): "mesh.data=4 x mesh.fsdp=4"}.items():
-        with pytest.raises(UserError, match=f"^{said} x mesh.tensor=1 does not fit 8 devices"):
+    for sizes, said in {
+        (3, -1, 1): "data=3 x mesh.sequence=1 x mesh.fsdp=-1",
+        (4, 4, 1): "data=4 x mesh.sequence=1 x mesh.fsdp=4",
+    }.items():
+        with pytest.raises(UserError, match=f"^mesh.{said} x mesh.tensor=1 does not fit 8 devices"):
             make_mesh(*sizes)
 
 

@@ -21,7 +21,7 @@ from jformer.models.layers.positions import apply_rotary
 from jformer.models.layers.transformer_xl import Distances
 from jformer.models.layers.visibility import Visibility
 from jformer.models.model_config import ModelConfig
-from jformer.parallel.activations import COLUMN, ROW, parts
+from jformer.parallel.activations import COLUMN, ROW, heads_to_positions, own_heads, parts, positions_to_heads
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import TENSOR
 
@@ -71,27 +71,32 @@ class Attention(nn.Module):
         kv: KeyValue,
         visible: Visibility,
         positions: Int[Array, "b t"] | None = None,
-        bias: Float[Array, "#b h t s"] | None = None,
+        bias: Float[Array, "#b _ _ _"] | None = None,
         dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "b t d"]:
         """Attend from x to keys and values. Where intermediates are collected, sow the weights and their mask.
 
+        Devices of `sequence`, which have some positions of x and kv each, attend over whole rows, with some heads each.
+
         Args:
             x: the hidden states that queries are projected from.
             kv: the keys and values that they attend to, from `project_kv`.
-            visible: which keys each query may attend to.
+            visible: which keys of whole rows each query may attend to.
             positions: of x, if it attends to itself; for rotary positions.
-            bias: of positions, added to the scores.
+            bias: of positions [#b h t s] of whole rows and this device's heads, added to the scores.
             dropout_key: the key of the dropout of weights; None = no dropout.
         """
         c = self.config
 
         def drop_weights(weights: Array, first: int | Int[Array, ""]) -> Array:
-            return dropout(weights, c.attention_dropout, dropout_key, self.site, first)
+            places = jnp.arange(c.num_heads)[own_heads(c.num_heads, c.kv_heads)], first + jnp.arange(weights.shape[2])
+            return dropout(weights, c.attention_dropout, dropout_key, self.site, places)
 
         q, scale = self.queries(x, positions), c.query_scale
         if positions is not None and c.positions == "transformer_xl":
             q, bias = self.distance(q)  # its own bias: the stack makes those of other schemes
+        q = positions_to_heads(q, c.kv_heads)
+        kv = {"k": positions_to_heads(kv["k"], c.kv_heads), "v": positions_to_heads(kv["v"], c.kv_heads)}
         call = Call(
             q.dtype.name,
             known_length(q.shape[1]),
@@ -114,6 +119,7 @@ class Attention(nn.Module):
             values, weights = attend(q, kv, mask, bias, scale, drop_weights)
             self.sow("intermediates", "weights", weights)
             self.sow("intermediates", "mask", mask)
+        values = heads_to_positions(values, c.num_heads, c.kv_heads)
         return self.o(values.reshape(*x.shape[:-1], -1))  # [b t h u] → [b t h·u]
 
     def project_for_cache(

@@ -4,13 +4,14 @@ Axes: b rows, a axes within a row, f features.
 """
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from jformer.parallel.activations import parts
+from jformer.parallel.activations import own_positions, parts
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import TENSOR
 
@@ -58,7 +59,11 @@ def mix(x: Array) -> Array:
 
 
 def dropout(
-    x: Float[Array, "b *a f"], rate: float, key: DropoutKey | None, site: Site, first: int | Int[Array, ""] = 0
+    x: Float[Array, "b *a f"],
+    rate: float,
+    key: DropoutKey | None,
+    site: Site,
+    places: Sequence[Int[Array, " _"]] | None = None,
 ) -> Float[Array, "b *a f"]:
     """Zero each element with probability `rate` and scale the rest (Srivastava et al. 2014).
 
@@ -70,16 +75,16 @@ def dropout(
         rate: rounded to a multiple of 1/65,536.
         key: None = nothing is dropped.
         site: where in a layer this is, so that no two places draw the same mask.
-        first: where x is a part of its rows, its first index along the axis before the features.
+        places: in their rows, of the elements of x along each axis between rows and features; None = x has the
+            positions that this device has of its rows.
     """
     if key is None or rate == 0.0:
         return x
     *inner, features = x.shape[1:]
     words = mix(key.seed + jnp.uint32((site + 1) * 0x85EBCA6B % 2**32))
     words = mix(words ^ key.rows.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35))  # [b]
-    for axis, size in enumerate(inner, start=1):
-        index = jnp.arange(size, dtype=jnp.uint32) + (jnp.uint32(first) if axis == len(inner) else 0)
-        words = mix(words[..., None] + index * jnp.uint32(0x27D4EB2F))  # → [b … size]
+    for place in [own_positions(size) for size in inner] if places is None else places:
+        words = mix(words[..., None] + place.astype(jnp.uint32) * jnp.uint32(0x27D4EB2F))  # → [b … size]
     half, threshold = (features + 1) // 2, round(rate * 65_536)
     # Two ways to the same mask. Joining halves takes half the hashes, but one more fusion on GPUs, and an exchange
     # between devices that share the features.

@@ -14,6 +14,8 @@ from jformer.models.layers.linear import Embedding
 from jformer.models.layers.norms import make_norm
 from jformer.models.layers.positions import sinusoids
 from jformer.models.model_config import ModelConfig
+from jformer.parallel.activations import manual_parts
+from jformer.parallel.mesh import SEQUENCE
 from jformer.plugins import is_own
 
 
@@ -46,7 +48,7 @@ class InputEmbedding(nn.Module):
         dropout_key: DropoutKey | None,
         types: Int[Array, "b t"] | None = None,
     ) -> Float[Array, "b t d"]:
-        """Scale, add positions (all below `length`) and the segments of `types`, normalise and drop out."""
+        """Scale, add positions (below `length` of each device) and the segments of `types`, normalise and drop out."""
         c = self.config
         if c.embedding_scale == "input":
             x = x * c.scale_width**0.5
@@ -54,7 +56,7 @@ class InputEmbedding(nn.Module):
         if c.positions == "learned":
             x = x + self.positions(positions) * smaller
         elif c.positions == "sinusoidal":
-            x = x + jnp.asarray(sinusoids(length, c.d_model) * smaller)[positions]
+            x = x + jnp.asarray(sinusoids(length * manual_parts(SEQUENCE), c.d_model) * smaller)[positions]
         elif is_own(c.positions):  # (positions [b t], config) → [b t d]
             x = x + plugins.find("model.positions", c.positions, {})(positions, c) * smaller
         if c.head.num_segments and types is not None:

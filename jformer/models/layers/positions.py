@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from jformer.models.layers.initializers import table_init
 from jformer.models.model_config import ModelConfig
+from jformer.parallel.activations import own_heads
 
 
 def sinusoids(length: int, d_model: int, first: int = 0) -> np.ndarray | Array:
@@ -90,13 +91,13 @@ class PositionBias(nn.Module):
 
     @nn.compact
     def __call__(self, query: Int[Array, "b t"], key: Int[Array, "b s"]) -> Float[Array, "b h t s"]:
-        """Return the bias of every head for positions of queries and keys."""
-        c = self.config
+        """Return the bias of every head that this device attends with, for positions of queries and keys."""
+        c, own = self.config, own_heads(self.config.num_heads, self.config.kv_heads)
         distance = key[:, None] - query[..., None]  # [b t s]
         if c.positions == "alibi":
-            slopes = jnp.asarray(alibi_slopes(c.num_heads))[:, None, None]  # [h 1 1]
+            slopes = jnp.asarray(alibi_slopes(c.num_heads))[own, None, None]  # [h 1 1]
             return -jnp.abs(distance)[:, None] * slopes  # [b h t s]
         shape = (c.relative.num_buckets, c.num_heads)
         table = self.param("embedding", table_init(c, "relative"), shape)
         number = relative_buckets(distance, c.relative.num_buckets, c.relative.max_distance, self.causal)
-        return jnp.moveaxis(table[number], -1, 1)  # [b t s h] → [b h t s]
+        return jnp.moveaxis(table[:, own][number], -1, 1)  # [b t s h] → [b h t s]

@@ -8,7 +8,10 @@ import flax.linen as nn
 import jax
 from jaxtyping import PyTree
 
+from jformer.errors import UserError
 from jformer.models.model_config import ModelConfig
+from jformer.parallel.activations import manual_parts
+from jformer.parallel.mesh import SEQUENCE
 
 
 class Network(nn.Module):
@@ -18,7 +21,12 @@ class Network(nn.Module):
 
     @nn.nowrap
     def apply(self, *args: PyTree, **options: PyTree) -> PyTree:
-        """Apply a method as Linen does, at the precision of the config; `default` leaves it to JAX's own setting."""
+        """Apply a method as Linen does, at the precision of the config; `default` leaves it to JAX's own setting.
+
+        Raises UserError if devices share the positions of rows that the model needs whole.
+        """
+        if manual_parts(SEQUENCE) > 1 and (option := self.config.needs_whole_rows):
+            raise UserError(f"mesh.sequence={manual_parts(SEQUENCE)}: {option} needs whole rows: set mesh.sequence=1")
         with at_precision(self.config.precision):
             return super().apply(*args, **options)
 

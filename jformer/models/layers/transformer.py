@@ -24,6 +24,7 @@ from jformer.models.layers.norms import make_norm
 from jformer.models.layers.positions import PositionBias
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility, self_attention_rule
 from jformer.models.model_config import ModelConfig
+from jformer.parallel.activations import whole_rows
 
 SITES = {"self_attn": Site.SELF_ATTN, "cross_attn": Site.CROSS_ATTN, "feed_forward": Site.FEED_FORWARD}
 
@@ -212,8 +213,9 @@ class Stack(nn.Module):
         has_memory = memory is not None and memory_segments is not None
         assert has_memory == self.cross, "a memory is for stacks with cross-attention, and they need one"
         # Within a text, indices differ as positions do: one bias serves all rows, also those that several texts share.
-        indices = jnp.arange(x.shape[1])[None]  # [1 t]
-        placed = tokens._replace(positions=indices)
+        placed = jax.tree.map(whole_rows, tokens)
+        indices = jnp.arange(placed.segments.shape[1])[None]  # [1 t]
+        placed = placed._replace(positions=indices)
         rule = dataclasses.replace(self.rule, prefix=tokens.prefix is not None)
         if rule.prefix and self.config.positions == "transformer_xl":
             raise UserError(
@@ -224,6 +226,7 @@ class Stack(nn.Module):
         own = Visibility(placed, placed, rule, one_text)
         context = AttentionContext(tokens.positions, own, bias=self.bias(indices, indices))
         if memory_segments is not None:
+            memory_segments = whole_rows(memory_segments)
             source = TokenPlaces(memory_segments, jnp.arange(memory_segments.shape[1])[None])
             context = context._replace(cross=Visibility(placed, source, one_text=one_text))
         x, _ = self.block(x, jnp.arange(self.num_layers), memory, context, dropout_key)

@@ -26,8 +26,6 @@ from jformer.tools.forecast.shapes import mesh_sizes
 from jformer.tools.forecast.topology import compiler_options
 from jformer.training.memory import UpdateMemory, abstract_update, update_memory
 
-AUTO = (AxisType.Auto,) * 3
-
 
 class Figures(NamedTuple):
     """What one run of a compiled program needs on each device; in bytes, except for the FLOPs."""
@@ -70,7 +68,7 @@ def estimate(
         UserError: devices, rows or parameters are not divisible by the mesh.
     """
     sizes = mesh_sizes(config, devices)
-    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), AUTO)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
     with compiling_for(target):
         step, arguments = _update(config, task, model, shape, mesh)
         return update_memory(step, *arguments)

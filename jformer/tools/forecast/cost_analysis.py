@@ -133,11 +133,12 @@ def _attended_by_cudnn(computation: Computation, each: Instruction, once: bool) 
 def _attended(computation: Computation, each: Instruction, once: bool = False) -> tuple[int, int]:
     """Return FLOPs and bytes of a kernel of splash attention; a causal one skips the blocks above the diagonal."""
     leaves = [leaf for name in each.operands for leaf in computation[name].leaves]
-    wide = [leaf for leaf in leaves if len(leaf.dims) == 4]
+    whole_numbers = [leaf for leaf in leaves if leaf.dtype[0] == "s"]
+    wide = [leaf for leaf in leaves if leaf not in whole_numbers]
     q, k, v = wide[:3]
-    (b, h, t, size), s = q.dims, k.dims[2]
+    (b, h, t, size), s = (1, *q.dims)[-4:], k.dims[-2]  # a single row has no axis
     rows, columns = block_of(t), block_of(s)
-    causal = any(leaf.dtype == "s32" and len(leaf.dims) == 2 for leaf in leaves)  # positions, for its mask
+    causal = sum(leaf.dtype == "s32" for leaf in leaves) > 2  # beside segments, positions for its mask
     starts = [(i, j) for i in range(t // rows) for j in range(s // columns)]
     visited = sum(not causal or (i + 1) * rows > j * columns for i, j in starts)
     kernel = kernel_of(each)

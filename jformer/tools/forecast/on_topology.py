@@ -23,7 +23,7 @@ from jformer.inference.one_pass import HEADS
 from jformer.models import ModelConfig
 from jformer.parallel.backend import target_of
 from jformer.parallel.devices import products_line
-from jformer.parallel.mesh import slices_line
+from jformer.parallel.mesh import SEQUENCE, slices_line
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.batch_arrays import source_is_prefix
 from jformer.tasks.build import build_task, choose_dtype, choose_lengths, open_mesh, sized_model
@@ -37,9 +37,9 @@ from jformer.tools.forecast.topology import GIB, LARGEST_SHARE, SHARE_VARIABLE, 
 from jformer.training.introduction import kernel_line
 
 MIB = 2**20
-NEEDED = re.compile(r"\(([\d.]+)([KMG])\) exceeds available HBM")
+NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM")
 CHUNK = 512  # the proposed attention_chunk
-SIZES = {"K": 2**10, "M": MIB, "G": GIB}
+SIZES = {"K": 2**10, "M": MIB, "G": GIB, "T": 2**40}
 
 
 def describe_topology(config: Config, workdir: Path | None, topology: str, price: float) -> Iterator[str]:
@@ -67,7 +67,9 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
     yield f"{chips}; mesh {axes}"
     yield from filter(None, [slices_line(mesh)])
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
-    yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for a {chips.unit}"
+    shared = mesh.shape[SEQUENCE]
+    each = f"a {chips.unit}" if shared == 1 else f"{shared} {chips.unit}s"
+    yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for {each}"
     memory = estimate(config, task, model, shape, mesh.size, target)
     yield f"  memory by estimate: {memory}"
     update = _compiled("update", chips, lambda: compile_update(config, task, model, shape, mesh))

@@ -20,7 +20,8 @@ DROPPED = DropoutKey(jnp.uint32(7), jnp.arange(B))
 
 
 def drop_weights(weights, first):
-    return dropout(weights, 0.3, DROPPED, Site.SELF_WEIGHTS, first)
+    places = jnp.arange(weights.shape[1]), first + jnp.arange(weights.shape[2])
+    return dropout(weights, 0.3, DROPPED, Site.SELF_WEIGHTS, places)
 
 
 @functools.cache

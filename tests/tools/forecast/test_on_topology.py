@@ -144,7 +144,7 @@ def test_a_batch_of_answers_compiles_and_exchanges_nothing_but_the_answers():
 def test_the_page_says_what_a_run_takes_of_a_slice():
     config = small(**{"data.tokens_per_update": 1_024, "decode.batch_size": 8, "train.num_steps": 5_000})
     text = "\n".join(describe_topology(config, None, "v5litepod-4", 1.2))
-    assert "slice: v5e:2x2, 4 chips of 16 GiB; mesh data=4 x fsdp=1 x tensor=1" in text
+    assert "slice: v5e:2x2, 4 chips of 16 GiB; mesh data=4 x sequence=1 x fsdp=1 x tensor=1" in text
     assert "update: 32 full rows of 32 + 32, 8 for a chip" in text
     for words in (
         "memory by estimate: ",
