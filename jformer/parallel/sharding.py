@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jformer.errors import UserError
-from jformer.parallel.activations import manual_parts
+from jformer.parallel.activations import filled_up, manual_parts
 from jformer.parallel.mesh import DATA, FSDP, SEQUENCE, TENSOR
 
 EVERY_ROW = PartitionSpec((DATA, FSDP))
@@ -192,15 +192,18 @@ def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[...,
     def has_positions(x: jax.Array) -> bool:
         return x.ndim > 2 and count > 1
 
+    def missing(x: jax.Array) -> int:
+        return -x.shape[2] % count if has_positions(x) else 0
+
     def fill(x: jax.Array) -> jax.Array:
-        missing = -x.shape[2] % count if has_positions(x) else 0
-        return jnp.pad(x, [(0, missing * (axis == 2)) for axis in range(x.ndim)]) if missing else x
+        return jnp.pad(x, [(0, missing(x) * (axis == 2)) for axis in range(x.ndim)]) if missing(x) else x
 
     def sum_of_part(*args: PyTree) -> PyTree:
         return jax.lax.psum(function(*args), axes) if axes else function(*args)
 
     def run(params: PyTree, batch: PyTree, *others: PyTree) -> PyTree:
-        whole, batch = PartitionSpec(), jax.tree.map(fill, batch)
+        whole, fills = PartitionSpec(), any(map(missing, jax.tree.leaves(batch)))
+        batch = jax.tree.map(fill, batch)
         split = jax.tree.map(lambda x: PartitionSpec(None, DATA, *[SEQUENCE] * has_positions(x)), batch)
         mapped = jax.shard_map(
             sum_of_part,
@@ -210,7 +213,8 @@ def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[...,
             axis_names={DATA, *axes},
             check_vma=False,  # otherwise gradients of replicated parameters would arrive summed already, and psum again
         )
-        return mapped(params, batch, *others)
+        with filled_up(fills):
+            return mapped(params, batch, *others)
 
     return run
 

@@ -148,7 +148,8 @@ def with_rows(config: Config) -> ModelConfig:
 
 def open_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return the mesh of a config. Raise UserError if the model's heads do not divide over it."""
-    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
+    sizes = config.mesh
+    mesh = make_mesh(sizes.data, sizes.fsdp, sizes.tensor, devices, sizes.sequence)
     check_heads(config.model, mesh)
     return mesh
 

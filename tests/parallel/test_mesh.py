@@ -17,7 +17,6 @@ from jformer.inference.answers import Request
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.models import ExecutionConfig
-from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.mesh import axes_between_slices, make_mesh, slices_line
 from jformer.parallel.sharding import parameter_shardings, put_batch
 from jformer.tasks.build import build_task
@@ -177,19 +176,26 @@ def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
 @pytest.mark.parametrize(
     ("sizes", "fields"),
     [
-        # Neither the lengths, 7 and 6, nor the three heads of keys divide by two devices; rows of 6 do by four.
-        ((1, 1, 1, 2), {"positions": "relative", "num_heads": 6, "num_kv_heads": 3, "d_model": 48}),
+        # Two devices do not divide three heads of keys; without dropout of weights they need not divide lengths either.
+        (
+            (1, 1, 1, 2),
+            {"positions": "relative", "num_heads": 6, "num_kv_heads": 3, "d_model": 48, "attention_dropout": 0.2},
+        ),
         pytest.param((1, 2, 2, 2), {"positions": "alibi", "num_heads": 4}, marks=pytest.mark.slow),
         pytest.param(
             (2, 1, 1, 4), {"family": "decoder", "positions": "rotary", "num_heads": 4}, marks=pytest.mark.slow
         ),
-        pytest.param((1, 1, 1, 2), {"execution": ExecutionConfig(attention_chunk=3)}, marks=pytest.mark.slow),
+        pytest.param(
+            (1, 1, 1, 2),
+            {"execution": ExecutionConfig(attention_chunk=3), "attention_dropout": 0.2},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
 def test_devices_share_packed_rows_by_positions_and_attend_by_heads(tiny, sizes, fields):
-    model, params = tiny(**{"num_layers": 1, "dropout": 0.2, "attention_dropout": 0.2, **fields})
-    batch = make_batch([7] * 4, [6] * 4)
+    model, params = tiny(**{"num_layers": 1, "dropout": 0.2, **fields})
+    batch = make_batch([8 if "attention_dropout" in fields else 7] * 4, [6] * 4)
     batch["source_segments"][:, 3:], batch["target_segments"][:, 4:] = 2, 2
     found = []
     for data, fsdp, tensor, sequence in ((1, 1, 1, 1), sizes):
@@ -206,11 +212,18 @@ def test_devices_share_packed_rows_by_positions_and_attend_by_heads(tiny, sizes,
     assert gathered <= 2 * 4 * 4 * (8 + 8) // sizes[0]  # segments of both sides, once for each stack that reads them
 
 
-def test_a_model_that_needs_whole_rows_is_refused_where_devices_share_them(tiny):
-    model, params = tiny(recurrent=RecurrentConfig(cell="lstm"))
-    mesh = make_mesh(1, sequence=2)
-    gradient = make_gradient(make_loss(model, token_loss(0.0)), mesh)
-    with pytest.raises(UserError, match=r"^mesh.sequence=2: model.recurrent.cell='lstm' needs whole rows: set"):
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"positions": "transformer_xl"}, ": model.positions='transformer_xl' needs whole rows: set mesh.sequence=1"),
+        ({"attention_dropout": 0.1}, " fills up rows that it does not divide, and model.attention_dropout=0.1 depends"),
+    ],
+    ids=lambda x: "",
+)
+def test_a_model_that_needs_whole_rows_is_refused_where_devices_share_them(tiny, fields, error):
+    model, params = tiny(**fields)
+    gradient = make_gradient(make_loss(model, token_loss(0.0)), make_mesh(1, sequence=3))
+    with pytest.raises(UserError, match=f"^mesh.sequence=3{error}"):
         jax.eval_shape(gradient, params, {name: x[None] for name, x in BATCH.items()}, jax.random.key(0))
 
 
