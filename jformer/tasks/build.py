@@ -148,8 +148,7 @@ def with_rows(config: Config) -> ModelConfig:
 
 def open_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return the mesh of a config. Raise UserError if the model's heads do not divide over it."""
-    sizes = config.mesh
-    mesh = make_mesh(sizes.data, sizes.fsdp, sizes.tensor, devices, sizes.sequence)
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices, config.mesh.sequence)
     check_heads(config.model, mesh)
     return mesh
 
