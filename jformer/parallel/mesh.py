@@ -18,14 +18,19 @@ DATA, SEQUENCE, FSDP, TENSOR = AXES = ("data", "sequence", "fsdp", "tensor")
 def make_mesh(
     data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None, sequence: int = 1
 ) -> Mesh:
-    """Arrange the devices (default: all) on four axes, of which one may be -1 to take all remaining devices.
+    """Arrange the devices on four axes, of which one may be -1 to take all remaining devices.
 
     Neighbours on the mesh are neighbours on the network: of several slices (see `slices_of`) each takes its part of
     `data`, or where that is too short of `fsdp`, then `sequence`, and of `tensor` last, as MaxText's and Levanter's
     hybrid meshes do.
 
-    Raises UserError if the product of the sizes exceeds the devices, or is smaller while a size is -1 or there are
-    several processes; a single process may use fewer devices than it has.
+    Args:
+        data, fsdp, tensor, sequence: the sizes of the axes, see `MeshConfig`.
+        devices: None = all.
+
+    Raises:
+        UserError: the product of the sizes exceeds the devices, or is smaller while a size is -1 or there are several
+            processes; a single process may use fewer devices than it has.
     """
     given = jax.devices() if devices is None else list(devices)
     asked = {DATA: data, SEQUENCE: sequence, FSDP: fsdp, TENSOR: tensor}
