@@ -1,10 +1,10 @@
 """What does a decoded token cost? Searches compiled for chips that are not here, against reading what they need once.
 
 Nothing is run. A step is what runs as often as there are tokens; its ideal reads the weights that it multiplies by and
-all entries of the cache once, in bfloat16. Needs libtpu or the
-CUDA plugin: pip install -e ".[tpu-aot]" or ".[gpu-aot]".
+all entries of the cache once, in bfloat16. One sentence is searched greedily as two rows. Needs libtpu or the CUDA
+plugin: pip install -e ".[tpu-aot]" or ".[gpu-aot]".
 
-Command:  python -m experiments.faults.decoding_programs [--topology=h100] [--models=base,gpt2_1k] [--rows=1,32,256]
+Command:  python -m experiments.faults.decoding_programs [--topology=h100] [--models=base,gpt2_1k] [--rows=2,32,256]
           [--beams=1,4] [--kernels=5] [--smoke]      (10 to 60 seconds each)
 """
 
@@ -24,7 +24,7 @@ from jformer.tools.forecast.cost_analysis import Kernel, largest_kernels
 from jformer.tools.forecast.topology import GIB, Topology, open_topology
 
 MODELS = flags.DEFINE_list("models", ["base", "gpt2_1k"], "Rows of UPDATES.")
-ROWS = flags.DEFINE_list("rows", ["1", "32", "256"], "Sentences of a batch.")
+ROWS = flags.DEFINE_list("rows", ["2", "32", "256"], "Sentences of a batch.")
 BEAMS = flags.DEFINE_list("beams", ["1", "4"], "Beam sizes; 1 = greedy.")
 TOPOLOGY = flags.DEFINE_string("topology", "h100", "One chip: v5e:1x1, v6e:1x1 or h100.")
 LARGEST = flags.DEFINE_integer("kernels", 0, "How many kernels of a step to list.")
