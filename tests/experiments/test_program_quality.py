@@ -84,7 +84,7 @@ def splash(kind, causal):
         *(f"%{name} = bf16[2,3,1024,64]{{3,2,1,0}} parameter({i})" for i, name in enumerate("qkv", 1)),
         f"%lse = {side} parameter(4)",
         "%positions = s32[1024,128]{1,0} parameter(5)",
-        f"%splash_mha_{kind}_segmented_no_residuals.1 = bf16[2,3,1024,64]{{3,2,1,0}} custom-call(%q, %k, %v, %lse"
+        f"%splash_mha_{kind}_no_residuals.1 = bf16[2,3,1024,64]{{3,2,1,0}} custom-call(%q, %k, %v, %lse"
         f'{positions}), custom_call_target="tpu_custom_call"',
         ROOT,
     )

@@ -138,7 +138,8 @@ def _attended(computation: Computation, each: Instruction, once: bool = False) -
     q, k, v = wide[:3]
     (b, h, t, size), s = (1, *q.dims)[-4:], k.dims[-2]  # a single row has no axis
     rows, columns = block_of(t), block_of(s)
-    causal = sum(leaf.dtype == "s32" for leaf in leaves) > 2  # beside segments, positions for its mask
+    segments = 2 if "segmented" in each.name else 0  # of both sides; further whole numbers are positions for a mask
+    causal = sum(leaf.dtype == "s32" for leaf in leaves) > segments
     starts = [(i, j) for i in range(t // rows) for j in range(s // columns)]
     visited = sum(not causal or (i + 1) * rows > j * columns for i, j in starts)
     kernel = kernel_of(each)
