@@ -1,0 +1,143 @@
+"""What does text of the target language alone bring a translator of Multi30k?
+
+Claims:   Sennrich et al. 2016 (Improving Neural Machine Translation Models with Monolingual Data): sources written by a
+          model of the other direction make target text into useful pairs. Caswell et al. 2019 (Tagged
+          Back-Translation): a tag that tells them from real pairs helps more.
+Design:   English to German, as configs/multi30k_tiny.py but Pre-LN and in smaller updates. Half of the pairs stay; of
+          the other half only the German lines, whose sources a German to English model of the first half writes with
+          beams. Baseline, back-translated and tagged runs have the same updates, and one vocabulary each, learned from
+          what they read. Test BLEU once, differences of the same seeds. What is done is not done again.
+Command:  python -m experiments.papers.back_translation --data=PATH/multi30k --workdir=runs/back [--seeds=3] [--smoke]
+"""
+
+import gzip
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import app, flags
+
+from configs import multi30k_tiny
+from experiments.measure import smoke_sizes
+from experiments.runs import results_of, small_training
+from jformer import main as front
+from jformer.evaluation.statistics import estimate, paired_difference
+
+DATA = flags.DEFINE_string("data", None, "The folder of Multi30k.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "What is trained gets directories in it.", required=True)
+UPDATES = flags.DEFINE_integer("updates", 2_400, "Of every run into German.", lower_bound=1)
+REVERSE = flags.DEFINE_integer("reverse", 1_200, "Of the run into English.", lower_bound=1)
+SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each kind, with seeds 0, 1, …", lower_bound=1)
+KINDS = BASELINE, BACK, TAGGED = "half", "back-translated", "tagged"
+TRAIN, TAG = "train.lc.norm.tok", "<BT>"
+
+
+class Score(NamedTuple):
+    """A run's test BLEU, and the minutes that it and what it needs took."""
+
+    bleu: float
+    minutes: float
+
+
+def main(_: list[str]) -> None:
+    """Train what is missing and print the table."""
+    smoke_sizes(updates=2, reverse=2, seeds=1)
+    folder = Path(WORKDIR.value)
+    halve(folder)
+    scores: dict[str, list[Score]] = {kind: [] for kind in KINDS}
+    for seed in range(SEEDS.value):
+        for kind in KINDS:
+            scores[kind].append(score(folder, kind, seed))
+    for line in table(scores):
+        print(line, flush=True)
+
+
+def halve(folder: Path) -> None:
+    """Write a folder of Multi30k with every other training pair, and the German lines of the others beside it."""
+    pairs = folder / "pairs"
+    if pairs.exists():
+        return
+    pairs.mkdir(parents=True)
+    for path in Path(DATA.value).absolute().glob("*.lc.norm.tok.*.gz"):
+        if path.name.startswith(TRAIN):
+            lines = gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
+            (pairs / path.stem).write_text("".join(lines[::2]), encoding="utf-8")
+            (folder / f"alone{Path(path.stem).suffix}").write_text("".join(lines[1::2]), encoding="utf-8")
+        else:
+            (pairs / path.name).symlink_to(path)
+
+
+def back_translate(folder: Path, seed: int) -> float:
+    """Write the sources of the German lines, plain and tagged, and return the minutes that it took."""
+    reverse, written = folder / f"reverse-{seed}", folder / f"written-{seed}.en"
+    into_english = {"data.source_language": "de", "data.target_language": "en"}
+    minutes = trained(folder, "reverse", seed, REVERSE.value, into_english).minutes
+    started = time.monotonic()
+    if not written.exists():
+        words = ["--mode=predict", f"--workdir={reverse}", f"--input={folder / 'alone.de'}", f"--output={written}"]
+        if code := front.main(["jformer", *words]):
+            raise SystemExit(code)
+    sources = written.read_text(encoding="utf-8").splitlines(keepends=True)
+    for kind, tag in ((BACK, ""), (TAGGED, f"{TAG} ")):
+        corpus = folder / f"{kind}-{seed}-pairs"
+        corpus.mkdir(exist_ok=True)
+        (corpus / "train.en").write_text("".join(tag + source for source in sources), encoding="utf-8")
+        (corpus / "train.de").write_text((folder / "alone.de").read_text(encoding="utf-8"), encoding="utf-8")
+    return minutes + (time.monotonic() - started) / 60
+
+
+def score(folder: Path, kind: str, seed: int) -> Score:
+    """Return the score of a run into German."""
+    options: dict[str, object] = {}
+    minutes = 0.0
+    if kind != BASELINE:
+        minutes = back_translate(folder, seed)
+        options["data.mixture"] = ({"dir": str(folder / f"{kind}-{seed}-pairs")},)
+    if kind == TAGGED:
+        options["data.symbols"] = (TAG,)
+    found = trained(folder, kind, seed, UPDATES.value, options)
+    return found._replace(minutes=minutes + found.minutes)
+
+
+def trained(folder: Path, name: str, seed: int, updates: int, options: Mapping[str, object]) -> Score:
+    """Return a run's score, trained where that has not been done yet."""
+    every = max(1, updates // 24)
+    shared = {
+        "seed": seed,
+        "data.dir": folder / "pairs",
+        "data.vocab_size": 4_000,
+        "data.tokens_per_update": 4_096,
+        "data.num_buckets": 3,
+        "model.norm": "pre",
+        "model.dropout": 0.1,
+        "model.dtype": "bfloat16",
+        "optim.schedule": "cosine",
+        "optim.learning_rate": 2.5e-3,
+        "optim.warmup": min(400, updates),
+        "train.eval_every": updates,
+        "train.checkpoint_every": every,
+        "train.patience": 0,
+        "evaluate.average_last": 5,
+    }
+    small = {**small_training("model", "optim"), "train.log_every": 1} if updates == 2 else {}
+    results = results_of(
+        multi30k_tiny, folder / f"{name}-{seed}", {**shared, **small, "train.num_steps": updates, **options}
+    )
+    return Score(results["test"]["bleu"]["score"], results["run"]["wall_seconds"] / 60)
+
+
+def table(scores: dict[str, list[Score]]) -> Iterator[str]:
+    """Give each kind's BLEU and minutes, and its differences of the same seeds from the baseline."""
+    baseline = [found.bleu for found in scores[BASELINE]]
+    for kind, found in scores.items():
+        bleu = estimate([each.bleu for each in found])
+        margin = "" if bleu.margin is None else f" ± {bleu.margin:.2f}"
+        difference = paired_difference([each.bleu for each in found], baseline)
+        gain = f"{difference.mean:+.2f}" + ("" if difference.margin is None else f" ± {difference.margin:.2f}")
+        each = ", ".join(f"{value.bleu:.2f}" for value in found)
+        yield f"{kind}: {bleu.mean:.2f}{margin} BLEU ({each}), {gain}, {found[0].minutes:.0f} minutes"
+
+
+if __name__ == "__main__":
+    app.run(main)
