@@ -20,6 +20,7 @@ from absl import app, flags
 
 from configs import multi30k_tiny
 from experiments.measure import smoke_sizes
+from experiments.papers.two_directions import FIXED
 from experiments.runs import results_of, small_training
 from jformer import main as front
 from jformer.evaluation.statistics import estimate, paired_difference
@@ -102,28 +103,10 @@ def score(folder: Path, kind: str, seed: int) -> Score:
 
 def trained(folder: Path, name: str, seed: int, updates: int, options: Mapping[str, object]) -> Score:
     """Return a run's score, trained where that has not been done yet."""
-    every = max(1, updates // 24)
-    shared = {
-        "seed": seed,
-        "data.dir": folder / "pairs",
-        "data.vocab_size": 4_000,
-        "data.tokens_per_update": 4_096,
-        "data.num_buckets": 3,
-        "model.norm": "pre",
-        "model.dropout": 0.1,
-        "model.dtype": "bfloat16",
-        "optim.schedule": "cosine",
-        "optim.learning_rate": 2.5e-3,
-        "optim.warmup": min(400, updates),
-        "train.eval_every": updates,
-        "train.checkpoint_every": every,
-        "train.patience": 0,
-        "evaluate.average_last": 5,
-    }
-    small = {**small_training("model", "optim"), "train.log_every": 1} if updates == 2 else {}
-    results = results_of(
-        multi30k_tiny, folder / f"{name}-{seed}", {**shared, **small, "train.num_steps": updates, **options}
-    )
+    options = {**FIXED, "seed": seed, "data.dir": folder / "pairs", "train.num_steps": updates, **options}
+    if updates == 2:
+        options |= {**small_training("model", "optim"), "train.log_every": 1}
+    results = results_of(multi30k_tiny, folder / f"{name}-{seed}", options)
     return Score(results["test"]["bleu"]["score"], results["run"]["wall_seconds"] / 60)
 
 
