@@ -60,11 +60,12 @@ def halve(folder: Path) -> None:
     if pairs.exists():
         return
     pairs.mkdir(parents=True)
-    for path in Path(DATA.value).absolute().glob("*.lc.norm.tok.*.gz"):
+    for path in Path(DATA.value).absolute().glob("*.lc.norm.tok.*"):
         if path.name.startswith(TRAIN):
-            lines = gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
-            (pairs / path.stem).write_text("".join(lines[::2]), encoding="utf-8")
-            (folder / f"alone{Path(path.stem).suffix}").write_text("".join(lines[1::2]), encoding="utf-8")
+            text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            name, lines = path.name.removesuffix(".gz"), text.splitlines(keepends=True)
+            (pairs / name).write_bytes(b"".join(lines[::2]))
+            (folder / f"alone{Path(name).suffix}").write_bytes(b"".join(lines[1::2]))
         else:
             (pairs / path.name).symlink_to(path)
 
@@ -105,7 +106,7 @@ def trained(folder: Path, name: str, seed: int, updates: int, options: Mapping[s
     """Return a run's score, trained where that has not been done yet."""
     options = {**FIXED, "seed": seed, "data.dir": folder / "pairs", "train.num_steps": updates, **options}
     if updates == 2:
-        options |= {**small_training("model", "optim"), "train.log_every": 1}
+        options |= {**small_training("model", "optim"), "train.samples": 0, "decode.max_extra_length": 2}
     results = results_of(multi30k_tiny, folder / f"{name}-{seed}", options)
     return Score(results["test"]["bleu"]["score"], results["run"]["wall_seconds"] / 60)
 

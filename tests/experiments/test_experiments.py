@@ -15,8 +15,8 @@ from jformer.tools.sweep.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("averaging", "batch_invariance", "depth_and_heads", "grokking", "positions", "pre_vs_post_ln")
-OTHERS = ("deep_encoder", "multi30k_ablation", "residual_and_scaling", "scaling_law", "scan", "six_directions", "table3",
-          "tokenizer_choice", "two_directions")  # fmt: skip
+OTHERS = ("deep_encoder", "multi30k_ablation", "residual_and_scaling", "scaling_law", "scan", "six_directions",
+          "table3", "tokenizer_choice", "two_directions")  # fmt: skip
 FILES = [ROOT / "experiments" / "papers" / f"{name}.py" for name in (*NAMES, *OTHERS)]
 
 

@@ -21,6 +21,7 @@ FILES = {path.stem: path for path in sorted((ROOT / "experiments").glob("*/*.py"
 STARTED_BY_OTHERS = {"steps_worker", "decoding_worker", "process_faults_worker", "accelerator_rows"}
 ARGUMENTS = {  # what a command cannot do without
     "alignments": ["--workdir={folder}/run"],
+    "back_translation": ["--data={folder}", "--workdir={folder}/runs"],
     "captions": ["--workdir={folder}/runs"],
     "export_digits": ["--output={folder}/digits"],
     "export_scenes": ["--output={folder}/scenes"],
