@@ -89,9 +89,7 @@ class Plan:
         for part, weight in enumerate(self.weights):
             units = np.flatnonzero((self.bucket == bucket) & (self.part == part)).astype(self._dtype)
             drawn += [units] * int(weight)
-            rng.shuffle(
-                np.empty(len(units), np.uint8)
-            )  # unused: it keeps the order that follows what it was for whole weights
+            rng.shuffle(np.empty(len(units), np.uint8))  # whole weights do not need it: later draws stay what they were
         return np.concatenate([np.zeros(0, self._dtype), *drawn])
 
     @property

@@ -200,7 +200,7 @@ def test_what_would_fit_is_tried_by_estimate():
 @pytest.mark.slow
 def test_the_mesh_is_filled_up_and_estimates_follow_it():
     config = small(**{"mesh.fsdp": 4})
-    assert mesh_sizes(config, 16) == {"data": 4, "fsdp": 4, "tensor": 1}
+    assert mesh_sizes(config, 16) == {"data": 4, "sequence": 1, "fsdp": 4, "tensor": 1}
     task, model, shape = build_task(config), modelled(config), Shape(32, LENGTH, LENGTH)
     parts = estimate(config, task, model, shape, 16, Target("tpu"))
     whole = estimate(small(), task, model, shape, 16, Target("tpu"))
