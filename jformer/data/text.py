@@ -31,7 +31,7 @@ BOMS_KEPT = "texts with a byte order mark, kept"
 INVALID_REPLACED = "texts with invalid characters, replaced by U+FFFD"
 LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which may be a thousand times smaller
 STRIDE = 2**12  # lines; the place of every first of so many is kept, to read from there on
-SKIPPED = 2**18  # lines of a compressed file that are skipped at most to read from another one on
+SKIPPED = 2**18  # lines of a compressed file that are skipped at most to read from a later one
 INVALID = ("refuse", "replace")  # what to do about invalid characters
 UNKNOWN, UNKNOWN_SHOWN = "unknown: ", 20  # characters or words that a vocabulary lacks, counted each by itself
 UNSPACED = (  # letters and marks of scripts without spaces between words: Han, Kana; Thai, Lao, Burmese, Khmer
@@ -83,6 +83,11 @@ def join_pieces(texts: Iterable[str], language: str = "") -> str:
 _SUSPECT = re.compile("[\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029\ufeff\ud800-\udfff]")
 _SEPARATOR = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+
+def seekable(starts: Sequence[int], lines: int) -> bool:
+    """Return whether `read_lines` may begin anywhere: a large compressed file is best read from its beginning."""
+    return bool(starts) or lines <= SKIPPED
 
 
 @contextlib.contextmanager

@@ -14,10 +14,9 @@ from jformer.data.draws import ranges
 from jformer.data.pipeline import Rows
 from jformer.data.tokenizers import NUM_SYMBOLS, Symbols, Tokenizer
 from jformer.errors import UserError
-from jformer.tasks.features import chosen
+from jformer.tasks.features import OURS, chosen
 from jformer.tasks.keyed_draws import choose, divide, integers, make_keys, other_keys, poisson, uniform
 
-OURS = Symbols()
 Noise = Callable[[Tokens, np.ndarray], tuple[Tokens, Tokens]]
 """(texts, their keys) → two sequences for each text, such as a noised source and its target."""
 MASK, SENTINEL = "<mask>", "<extra_id_{}>"  # as in BART and T5: how ids of noise past the vocabulary are spelled

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, find, fingerprint
-from jformer.data.text import SKIPPED, read_lines
+from jformer.data.text import read_lines, seekable
 from jformer.errors import UserError
 
 _SHARE = re.compile(r"([^\[\]]+)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?")
@@ -41,8 +41,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     identity = fingerprint("text 3", sha, config.document, config.share_of, first, last, config.invalid)
     if config.document == "line":
         read_lines_of = functools.partial(_read_lines, lines_of, range(first, last))
-        seekable = bool(starts) or last <= SKIPPED  # a large compressed file is best read from its beginning
-        return Split(split, identity, read_lines_of, size=last - first, seekable=seekable)
+        return Split(split, identity, read_lines_of, size=last - first, seekable=seekable(starts, last))
 
     def read(counts: Counter[str]) -> Iterator[Pair]:
         if config.share_of == "characters":

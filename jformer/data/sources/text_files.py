@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, find_shards, fingerprint, of_shards
-from jformer.data.text import SKIPPED, admit, is_jsonl, packed_forms, read_lines, read_objects, unpacked_name
+from jformer.data.text import admit, is_jsonl, packed_forms, read_lines, read_objects, seekable, unpacked_name
 from jformer.data.tokenizers.numbers import is_number
 from jformer.errors import UserError
 from jformer.integrity import parse_json
@@ -62,13 +62,11 @@ def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]
 
 
 def split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> Split:
-    """Return the split that the pairs of all shards are. Large compressed ones are best read from their beginning."""
-    size, seekable = (
-        sum(each.lines for each in shards),
-        all(all(each.starts) or each.lines <= SKIPPED for each in shards),
-    )
+    """Return the split that the pairs of all shards are."""
+    size = sum(each.lines for each in shards)
+    skips = all(seekable(starts, each.lines) for each in shards for starts in each.starts)
     whole = functools.partial(_read_shards, shards, read)
-    return Split(name=name, fingerprint=identity, read=whole, size=size, seekable=seekable)
+    return Split(name=name, fingerprint=identity, read=whole, size=size, seekable=skips)
 
 
 def _read_shards(shards: Sequence[Shard], read: Read, counts: Counter[str], first: int = 0) -> Iterator[Pair]:
