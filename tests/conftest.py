@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import zlib
+from importlib.metadata import version
 from pathlib import Path
 
 from tests import signals
@@ -25,6 +26,8 @@ else:
         os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
         " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"
     )
+    if version("jaxlib").startswith("0.10."):  # compiles in 2.3 instead of 4.0 s; later versions know no such option
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
     os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JFORMER_PARTS"] = "experiments,tests"  # parts that configs of tests may name
 # What one process compiles, the others find, and so do the runs that tests start and the next session.

@@ -46,6 +46,7 @@ def test_importing_it_does_not_import_jax():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_documents_own_loop_learns_searches_and_is_differentiated_twice():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training_loop.md").read_text(), re.DOTALL)
     loop, search, derivatives = blocks[-3:]

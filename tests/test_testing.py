@@ -76,6 +76,7 @@ def test_the_built_in_loss_passes_and_completes_the_sums_of_another():
         own_loss("tests.test_testing:no_loss", token_loss(0.0))(hidden, lambda states: states, batch)
 
 
+@pytest.mark.slow
 def test_built_in_layers_and_searches_pass():
     testing.check_layer(positions="rotary", activation="swiglu", norm_type="rmsnorm")
     testing.check_search(lambda step, cache, start, rules, options: greedy(step, cache, start, rules))

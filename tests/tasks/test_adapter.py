@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import replicated
@@ -35,6 +36,7 @@ class Lora:
         return jax.tree_util.tree_map_with_path(add, base)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_alone_on_a_mesh_and_merged(tiny):
     model, base = tiny()
     lora, mesh = Lora(2), make_mesh(2, 2, 2)

@@ -121,7 +121,7 @@ def test_run_that_was_killed_and_stopped_ends_bit_equal_to_an_unbroken_one(unbro
     process.send_signal(signal.SIGTERM)
     end(process, tmp_path, main.STOPPED)
     assert "stopped and saved" in (tmp_path / "log.txt").read_text()
-    end(start(tmp_path, cache, no_answers), tmp_path, 0)
+    assert train(small(cache, data__test=()), tmp_path)
     told = (tmp_path / "training.log").read_text()  # of all three processes
     expected = leaves(unbroken)
     found = leaves(tmp_path)
@@ -557,6 +557,7 @@ def test_packed_bfloat16_rows_train_in_microbatches_on_four_devices(cache, tmp_p
     assert min(row["padding_efficiency"] for row in found) > 0.8
 
 
+@pytest.mark.slow
 def test_dtype_is_chosen_once_for_a_run_and_each_time_for_its_answers(cache, tmp_path, monkeypatch, capsys):
     def devices_prefer(dtype):
         monkeypatch.setattr("jformer.tasks.build.quicker_dtype", lambda device: QuickerDtype(dtype, "of this test"))
