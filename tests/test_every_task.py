@@ -198,7 +198,7 @@ def loaded(begun):
     return get
 
 
-@pytest.mark.parametrize("name", slow_but(RUNS, "lm", "lm_lstm"))
+@pytest.mark.parametrize("name", slow_but(RUNS, "lm"))
 def test_a_task_trains_scores_and_answers(trained, texts, name):
     workdir = trained(name)
     config = load_config(workdir / "config.json")
@@ -289,6 +289,7 @@ def test_an_empty_line_among_paths_of_images_has_an_empty_answer(loaded, texts):
     assert [bool(answer) for answer in answers] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_number_needs_no_list_of_all_numbers(begun, monkeypatch):
     """A list of what may be written would have 2^32 entries."""
     monkeypatch.setattr("jformer.inference.predict.writable", None)

@@ -43,6 +43,7 @@ def test_the_likeliest_token_alone_is_what_a_beam_of_one_takes(generate):
     assert len({outputs[0].text for outputs in greedy}) > 3
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_the_mean_of_its_members(generate, workdirs):
     """Of a run with itself it is the run; of two, what they write scores as the mean of both says."""
     alone, twice = generate(), generate(ensemble=(str(workdirs[0]),))

@@ -84,6 +84,7 @@ def updated(model, params, mesh, microbatches=1, steps=3):
     return jax.device_get(state), metrics
 
 
+@pytest.mark.slow
 def test_adapters_alone_are_trained_and_alike_on_a_mesh_in_microbatches_with_remat(tiny):
     lora = LoraConfig(rank=4, dropout=0.3, kernels="/(q|v|o|up|down)/kernel$")
     loop = ExecutionConfig(unroll=1)

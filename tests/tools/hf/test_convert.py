@@ -114,6 +114,7 @@ def test_what_was_exported_comes_back_and_answers_as_before(workdir, exported, t
     assert load_config(Path(tmp_path) / "again" / "config.json").decode.max_length == 6
 
 
+@pytest.mark.slow
 def test_layers_that_share_their_parameters_become_equal_layers(tmp_path):
     from jformer.inference.predict import load
 

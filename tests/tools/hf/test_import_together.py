@@ -65,6 +65,7 @@ def test_two_processes_make_the_run_that_one_makes(tmp_path, together):
     assert max(sizes) < 2 * np.mean(sizes)
 
 
+@pytest.mark.slow
 def test_processes_that_see_other_models_are_refused_by_all(tmp_path, together):
     for name in ("bart", "t5"):
         export_model(str(getattr(small_runs, name)(tmp_path / f"run-{name}")), tmp_path / name)

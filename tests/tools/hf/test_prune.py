@@ -126,6 +126,7 @@ def test_a_pruned_run_can_be_pruned_again_and_keeps_where_it_came_from(runs, tmp
     assert (tmp_path / "twice" / "imported.json").read_text() == (pruned / "imported.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_pruned_marian_goes_to_transformers_and_comes_back(tmp_path):
     run = small_runs.marian(tmp_path / "run")
     text = write_lines(tmp_path / "text", LINES)

@@ -134,6 +134,7 @@ def test_tokens_lie_as_their_embeddings_do(page):
     assert f"<td>a</td><td>{HOSTILE} 0.25 · b -0.10</td>" in section
 
 
+@pytest.mark.slow
 def test_a_slider_moves_tokens_in_context_through_the_layers():
     first, last = (example().planes[0]._replace(name=name, shares=shares) for name, shares in
                    {"input": (0.8, 0.2), "layer 1": (0.6, 0.1)}.items())  # fmt: skip
@@ -168,6 +169,7 @@ def test_a_part_that_an_example_lacks_is_not_offered():
     assert drawn.console == []
 
 
+@pytest.mark.slow
 def test_a_model_without_attention_shows_all_that_is_not_attention(page):
     shown = example()
     without = Shown(Attended("a", "ein", choices=shown.attended.choices), shown.trees, shown.planes)
@@ -261,6 +263,7 @@ def test_nothing_keeps_anybody_out(page):
     assert browser.barriers(page) == []
 
 
+@pytest.mark.slow
 def test_the_page_fits_a_phone_and_paper(page):
     wide = tuple(f"token{i}" for i in range(60))
     many = np.full((1, 6, 60, 60), 1 / 60, np.float32)
@@ -438,6 +441,7 @@ def pictured():
     return Attended("image.png", "1,2", own, None, cross, (), image)
 
 
+@pytest.mark.slow
 def test_patches_are_shown_over_the_picture():
     page = explorer.explorer_page("x", [Shown(pictured())])
     drawn = browser.draw(page)

@@ -22,9 +22,8 @@ def die(folder, way):
     return json.loads(result.stdout), result.stderr
 
 
-@pytest.mark.parametrize(
-    ("way", "writes", "trials"), [pytest.param("arms", 10, 1, marks=pytest.mark.slow), ("search", 17, 2)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "writes", "trials"), [("arms", 10, 1), ("search", 17, 2)])
 def test_a_worker_killed_before_any_write_leaves_a_sweep_that_another_finishes(tmp_path, way, writes, trials):
     outcomes, said = die(tmp_path, way)
     assert said == ""
