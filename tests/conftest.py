@@ -119,6 +119,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if lies_in(item.path, ANY_STACK):
             item.add_marker("any_stack")
+        if lies_in(item.path, ("parity",)):
+            item.add_marker("torch")
     config.hook.pytest_deselected(items=[*others])
     items[:] = [item for item in items if item not in others]
 

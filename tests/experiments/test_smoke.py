@@ -105,7 +105,13 @@ def test_every_command_can_be_tried():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stem", sorted(set(COMMANDS) - STARTED_BY_OTHERS))
+@pytest.mark.parametrize(
+    "stem",
+    [
+        pytest.param(stem, marks=[pytest.mark.torch] if NEEDS.get(stem) == "transformers" else [])
+        for stem in sorted(set(COMMANDS) - STARTED_BY_OTHERS)
+    ],
+)
 def test_a_command_works(stem, folder):
     if stem in NEEDS:
         pytest.importorskip(NEEDS[stem])
