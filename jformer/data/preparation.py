@@ -43,6 +43,10 @@ MOST_PROCESSES = 32
 PAIRS = "pairs.npy"  # the hashes of all pairs of text that were read, in order
 
 
+class DamagedBlockError(UserError):
+    """A block could not be read and has been removed; the others are kept."""
+
+
 class EncodedSide(Protocol):
     """A side of an encoder: a part of `jformer.data.corpus.Side`."""
 
@@ -95,8 +99,9 @@ def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
         count = encode_blocks(split, encoder, folder)
         with writing(folder):
             _join([_path(_blocks(folder), number) for number in range(count)], folder)
-    except UserError:
-        shutil.rmtree(_blocks(folder), ignore_errors=True)
+    except UserError as error:
+        if not isinstance(error, DamagedBlockError):
+            shutil.rmtree(_blocks(folder), ignore_errors=True)
         shutil.rmtree(folder.with_suffix(".new"), ignore_errors=True)
         raise
     shutil.rmtree(_blocks(folder))
@@ -227,14 +232,14 @@ def _join(paths: Sequence[Path], folder: Path) -> None:
 
 
 def _column(paths: Iterable[Path], name: str) -> Iterator[np.ndarray]:
-    """Yield an array of each block. Raises UserError, and removes the block, if it is damaged."""
+    """Yield an array of each block. Raises DamagedBlockError, and removes the block, if it is damaged."""
     for path in paths:
         try:
             with np.load(path) as block:
                 yield block[name]
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
             path.unlink(missing_ok=True)
-            raise UserError(f"{path} is damaged: rerun the same command") from error
+            raise DamagedBlockError(f"{path} is damaged: rerun the same command") from error
 
 
 def _offsets(lengths: Iterator[np.ndarray]) -> Iterator[np.ndarray]:

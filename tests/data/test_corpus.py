@@ -379,9 +379,10 @@ def test_processes_and_kills_leave_the_arrays_as_they_are(tmp_path):
     assert prepared(folder, 2, False, kills="500") == (killed, {})  # the process that starts the others
     assert len(list(folder.glob("*.tmp/*.npz"))) >= 27
     assert prepared(folder, 2, True, kills="600") == (killed, {})  # each of those that it starts, and then itself
-    (whole, *_) = sorted(folder.glob("*.tmp/*.npz"))
-    whole.write_bytes(whole.read_bytes()[:-1])
-    assert prepared(folder, 2, True)[0] == 1  # which is named
+    for damage in ("cut", "emptied"):
+        DAMAGES[damage](min(folder.glob("*.tmp/*.npz")), np.random.default_rng(0))
+        assert prepared(folder, 1, True)[0] == 1  # which is named
+        assert len(list(folder.glob("*.tmp/*.npz"))) == 39  # all others are kept
     assert prepared(folder, 2, True) == (0, expected)
     assert not [path for path in folder.iterdir() if path.suffix in (".tmp", ".new")]
 
