@@ -95,6 +95,7 @@ from jformer.training.malloc import keep_freed_memory
 
 TOGETHER = ("train", "evaluate", "predict", "score", "embed")  # modes that several processes can share
 ONE_FILE = ("predict", "score", "embed", "explore", "report", "gallery")  # modes that write one file
+BEFORE_RUN = ("train", "describe", "prepare")  # modes that need a config and no run
 WITHOUT_RUN = ("describe", "gallery", "prepare")
 WITHOUT_DEVICES = ("describe", "report", "prepare")
 FORMATS = {
@@ -418,10 +419,10 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
         values = as_config_dict(load_config(saved))
     elif options.mode == "gallery" and not options.workdir:
         values = default_config()
-    elif parents and options.mode in ("train", "describe"):
+    elif parents and options.mode in BEFORE_RUN:
         values = as_config_dict(load_config(run_path(parents[-1]) / "config.json"))
         values.model.lora = default_config().model.lora  # a parent's adapters are merged
-    elif options.workdir and options.mode not in ("train", "describe"):
+    elif options.workdir and options.mode not in BEFORE_RUN:
         raise UserError(f"--workdir={options.workdir} holds no run: name the directory of one, or train one there")
     else:
         raise UserError(f"--config is missing and {saved} does not exist: name a file such as configs/quickstart.py")

@@ -62,6 +62,7 @@ def test_a_new_run_without_a_config_has_that_of_the_run_it_starts_from(file, tmp
     config = parse(*arguments)
     assert (config.model.d_model, config.model.num_heads, config.model.dropout) == (24, 3, 0.5)
     assert config.train.init_from == str(parent)
+    assert parse(*arguments[1:], "--mode=prepare") == config
     assert parse(*arguments, f"--config={file()}").model.d_model != 24
     with pytest.raises(UserError, match="holds no run"):
         parse(*arguments, "--mode=predict")
