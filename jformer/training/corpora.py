@@ -102,7 +102,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
 
 
 def prepare_data(config: Config, shard: Shard) -> None:
-    """Tokenize a share of the training text, which `open_data` then finds in `data.cache_dir`.
+    """Tokenize the training text, or a share of it, which `open_data` then finds in `data.cache_dir`.
 
     Shards may be prepared at the same time, on several machines. One of them learns the tokenizers.
     """
@@ -115,7 +115,10 @@ def prepare_data(config: Config, shard: Shard) -> None:
         tokenizers = _open_tokenizers(directory, data, config.train, training, task, (directory / DIGESTS).exists())
     for part, split in zip(parts, training, strict=True):
         for encoder in _encoders(task, directed(tokenizers, data, data.languages(part)), data):
-            prepare_shard(split, encoder, data.cache_dir, shard)
+            if shard == (0, 1):
+                open_corpus(split, encoder, data.cache_dir)
+            else:
+                prepare_shard(split, encoder, data.cache_dir, shard)
 
 
 def _open_tokenizers(

@@ -126,8 +126,14 @@ def test_shards_prepared_in_any_order_leave_a_run_nothing_to_tokenize(tmp_path, 
         ours, theirs = getattr(found.corpora[0], side), getattr(whole.corpora[0], side)
         np.testing.assert_array_equal(ours.values, theirs.values)
         np.testing.assert_array_equal(ours.offsets, theirs.offsets)
-    assert main.main([*shard, "--config.data.bpe_dropout=0.1", "--shard=0/2"]) == 2
+    dropping = [*shard, "--config.data.bpe_dropout=0.1", "--config.data.segmentations=2"]
+    assert main.main([*dropping, "--shard=0/2"]) == 2
     assert "--shard: data.bpe_dropout" in capsys.readouterr().err
+    assert main.main(dropping) == 0
+    encoded.clear()
+    data = dataclasses.replace(shared.data, bpe_dropout=0.1, segmentations=2)
+    opened(dataclasses.replace(shared, data=data), tmp_path)
+    assert not encoded
 
 
 def test_seeds_are_trained_on_the_same_cuts(tmp_path):
