@@ -5,6 +5,7 @@ any of them.
 """
 
 import dataclasses
+import fcntl
 import functools
 import io
 import itertools
@@ -20,7 +21,7 @@ from etils import epath
 
 from jformer.data.repeats import repeated_places
 from jformer.data.sources.split import Pair, Split, fingerprint
-from jformer.storage import replace_content
+from jformer.storage import open_lock, replace_content
 
 Drops = Callable[[Pair], bool]
 EMPTY = Pair("", "")
@@ -108,9 +109,12 @@ def _repeats(read: Callable[[Counter[str]], Iterator[Pair]], path: Path | None) 
         return np.zeros(0, np.int64)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = io.BytesIO()
-        np.save(content, repeated_places(read(Counter())))
-        replace_content(path, content.getvalue())
+        with open_lock(path.with_suffix(".lock")) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # other runs, and other processes of this one, may need them now
+            if not path.exists():
+                content = io.BytesIO()
+                np.save(content, repeated_places(read(Counter())))
+                replace_content(path, content.getvalue())
     found: np.ndarray = np.load(path)
     return found
 

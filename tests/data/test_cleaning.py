@@ -1,5 +1,7 @@
 import json
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -79,3 +81,16 @@ def test_repeated_pairs_are_found_in_a_bounded_number_at_a_time(monkeypatch, at_
     expected = [i for i, n in enumerate(numbers) if n and n in numbers[:i]]
     assert repeated_places(pairs).tolist() == expected
     assert repeated_places([]).tolist() == []
+
+
+def test_repeated_pairs_are_looked_for_once_by_all_that_need_them(tmp_path):
+    readings = []
+
+    def read(counts):
+        readings.append(time.sleep(0.1))
+        return iter([GOOD, GOOD])
+
+    kept = cleaned(Split("train", "1", read, 2), ("duplicates",), str(tmp_path))
+    with ThreadPoolExecutor(3) as threads:
+        assert [*threads.map(lambda _: [*kept.read(Counter())], range(3))] == [[GOOD, EMPTY]] * 3
+    assert len(readings) == 1 + 3
