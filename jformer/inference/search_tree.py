@@ -68,14 +68,17 @@ def refuse_without_beam(answer: str, options: DecodeConfig) -> None:
     """Raise UserError if answers of this kind are searched for with fewer than two beams."""
     if not answer or answer in HEADS:
         raise UserError("this run writes no text, so it has no search to show: name a translator or a language model")
+    if options.rerank:
+        raise UserError(f"decode.rerank={options.rerank!r} chooses among the outputs of a beam: leave it out")
     if not has_beam(answer, options):
         asked = f"search={options.search!r}" if options.search != "beam" else f"beam_size={options.beam_size}"
         raise UserError(f"decode.{asked} searches without a beam: set decode.search='beam' and beam_size of 2 or more")
 
 
 def has_beam(answer: str, options: DecodeConfig) -> bool:
-    """Return whether answers of this kind are searched for with two beams or more."""
-    return bool(answer) and answer not in HEADS and options.search == "beam" and options.beam_size > 1
+    """Return whether answers of this kind are the best of two beams or more."""
+    beam = options.search == "beam" and options.beam_size > 1 and not options.rerank
+    return bool(answer) and answer not in HEADS and beam
 
 
 class _Node(NamedTuple):

@@ -127,6 +127,7 @@ def test_a_search_by_hand():
             r"decode\.beam_size=1 searches without a beam: set decode\.search='beam' and beam_size of 2",
         ),
         ({"search": "sample", "beam_size": 1}, r"decode\.search='sample' searches without a beam"),
+        ({"beam_size": 2, "rerank": "comet"}, r"decode\.rerank='comet' chooses among the outputs of a beam: leave it"),
     ],
 )
 def test_a_search_without_a_beam_has_no_tree(predictor, options, message):
