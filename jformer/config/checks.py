@@ -193,6 +193,9 @@ def _check_decode(config: Config) -> None:
         raise UserError(f"decode.outputs='conll' has a line for each word and its tag: task={config.task!r} has none")
     commands = score_commands(config.evaluate)
     check_choice("decode.mbr_utility", config.decode.mbr_utility, (*UTILITIES, *commands))
+    if config.decode.mbr_utility in commands and config.decode.search != "mbr":
+        key = f"decode.mbr_utility={config.decode.mbr_utility!r}"
+        raise UserError(f"{key} is read by decode.search='mbr' only: set that, or decode.rerank instead")
     if config.decode.rerank not in ("", *commands):
         names = ", ".join(commands) or "which is empty"
         raise UserError(f"decode.rerank={config.decode.rerank!r} is the name of no evaluate.command: {names}")

@@ -369,6 +369,10 @@ COMBINATIONS = [
         "decode.rerank='a' with decode.search='mbr', which ranks by itself",
     ),
     (
+        {"decode.mbr_utility": "a", "evaluate.command": "a"},
+        "decode.mbr_utility='a' is read by decode.search='mbr' only",
+    ),
+    (
         {"decode.beam_size": 1, "decode.rerank": "a", "evaluate.command": "a"},
         "decode.search='beam', with one candidate: raise beam_size or samples",
     ),
