@@ -15,6 +15,7 @@ from jformer.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
+    from jformer.config.options import Config
     from jformer.data.spans import Window
 
 CUT, SPLIT, EMPTY, UNKNOWN, TRUNCATED = (
@@ -284,6 +285,12 @@ def whole_groups(sizes: Sequence[int], found: Iterable[Mapping[int, T]]) -> Iter
         touched = dict.fromkeys(owners[member] for member in some)
         ready = [number for number in touched if all(member in there for member in members[number])]
         yield {number: [there.pop(member) for member in members[number]] for number in ready}
+
+
+def written_language(config: "Config", pieces: Sequence[Piece]) -> str:
+    """Return the language that the outputs for an input's pieces are in."""
+    asked = pieces[0].languages[1] if pieces else ""
+    return asked or config.decode.target_language or config.data.target_language
 
 
 def join_outputs(answers: Sequence[list[Output]], eos: int, language: str = "") -> list[Output]:

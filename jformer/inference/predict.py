@@ -36,6 +36,7 @@ from jformer.inference.answers import (
     check_texts,
     join_outputs,
     whole_groups,
+    written_language,
 )
 from jformer.inference.batching import BatchedSearch, Found, NBest, PreparedParams, ignore, refuse_nan
 from jformer.inference.forced_pass import ForcedPass, WatchedPass, to_restore
@@ -394,12 +395,6 @@ class Predictor:
                 )
                 aligned.append(output._replace(alignment=alignment))
             yield aligned
-
-
-def written_language(config: "Config", pieces: Sequence[Piece]) -> str:
-    """Return the language that the outputs for an input's pieces are in."""
-    asked = pieces[0].languages[1] if pieces else ""
-    return asked or config.decode.target_language or config.data.target_language
 
 
 def _is_label(text: str, labels: Tokenizer) -> bool:

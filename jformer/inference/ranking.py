@@ -1,6 +1,6 @@
 """Rank the candidates of a search by utility: by their similarity to each other, or the scores of a user's command."""
 
-import functools
+import dataclasses
 from collections.abc import Sequence
 from itertools import islice
 
@@ -9,7 +9,7 @@ import numpy as np
 from jformer.config.options import Config
 from jformer.decoding import mbr
 from jformer.decoding.decode_config import UTILITIES
-from jformer.inference.answers import Output, Piece
+from jformer.inference.answers import Output, Piece, written_language
 from jformer.tasks.metrics import tokenization
 from jformer.tasks.scoring_command import Segment, segment_scores
 
@@ -37,9 +37,7 @@ def by_utility(
 def _utilities(config: Config, pieces: Sequence[Piece], texts: Sequence[Sequence[str]]) -> list[np.ndarray]:
     """Return, for every piece, the utility of each of its texts (row) against each as a reference (column)."""
     if config.decode.mbr_utility in UTILITIES:
-        bleu = functools.partial(mbr.bleu, tokenization=tokenization(config))
-        similarity = bleu if config.decode.mbr_utility == "bleu" else mbr.chrf
-        return [similarity(each) if each else np.zeros((0, 0)) for each in texts]
+        return [_similarities(config, piece, each) for piece, each in zip(pieces, texts, strict=True)]
     segments = (
         Segment(piece.text, answer, (reference,))
         for piece, each in zip(pieces, texts, strict=True)
@@ -48,3 +46,13 @@ def _utilities(config: Config, pieces: Sequence[Piece], texts: Sequence[Sequence
     )
     scores = iter(segment_scores(config, config.decode.ranked_by, [*segments]))
     return [np.array([*islice(scores, len(each) ** 2)]).reshape(len(each), len(each)) for each in texts]
+
+
+def _similarities(config: Config, piece: Piece, texts: Sequence[str]) -> np.ndarray:
+    """Return the similarity of every text for a piece to each, cut into words as its language is."""
+    if not texts:
+        return np.zeros((0, 0))
+    if config.decode.mbr_utility == "chrf":
+        return mbr.chrf(texts)
+    data = dataclasses.replace(config.data, target_language=written_language(config, [piece]))
+    return mbr.bleu(texts, tokenization(dataclasses.replace(config, data=data)))

@@ -18,11 +18,11 @@ from jformer.data.tokenizers import Tokenizer
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.search import Decoded
 from jformer.errors import UserError
-from jformer.inference.answers import Output, Piece
+from jformer.inference.answers import Output, Piece, written_language
 from jformer.inference.batching import NBest, batch_rows, read_row
 from jformer.inference.generation import KEPT, XLA_OPTIONS, SearchBatch, SearchSetup, begin_search, make_setup
 from jformer.inference.one_pass import HEADS
-from jformer.inference.predict import Predictor, written_language
+from jformer.inference.predict import Predictor
 
 STEPS = 2  # tokens between updates of a stream: each update costs a fraction of a step of a small model
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the bytes of a character so far

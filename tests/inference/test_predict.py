@@ -15,6 +15,7 @@ from jformer import plugins
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.weights import average_steps
 from jformer.config import load_config, resolve, save_config
+from jformer.config.options import Config
 from jformer.data.tokenizers import BOS, EOS, PAD, LabelTokenizer, learn
 from jformer.data.tokenizers.numbers import NumberTokenizer
 from jformer.decoding.decode_config import DecodeConfig
@@ -24,6 +25,7 @@ from jformer.inference.answers import CUT, TRUNCATED, Output, Piece, Request
 from jformer.inference.batching import NBest
 from jformer.inference.inputs import Attempt
 from jformer.inference.predict import Predictor, load
+from jformer.inference.ranking import by_utility
 from jformer.inference.restore import Trained
 from tests.inference import untrained
 from tests.inference.untrained import CHARS, MODEL, ROWS
@@ -191,6 +193,15 @@ def test_a_command_is_the_utility_of_minimum_bayes_risk(tiny, agreement):
         assert {output.text: output.utility for output in outputs if output.ids} == pytest.approx(expected)
         utilities = [output.utility for output in outputs if output.ids]
         assert utilities == sorted(utilities, reverse=True)
+
+
+@pytest.mark.parametrize(("language", "best"), [("de", "我们去。"), ("zh", "他来了。")])
+def test_bleu_cuts_samples_into_words_as_the_language_of_their_line(language, best):
+    texts = ["我们去。", "他来了", "他来了。"]
+    config = Config(decode=DecodeConfig(search="mbr", samples=3, mbr_utility="bleu"))
+    piece = Piece([], 0, languages=("en", language))
+    (ranked,) = by_utility(config, [piece], [[*map(Output, texts)]], [texts])
+    assert ranked[0].text == best
 
 
 @pytest.mark.parametrize("options", [{"beam_size": 4}, {"search": "sample", "samples": 4}], ids=["beam", "sample"])
