@@ -39,6 +39,11 @@ CHOICES = {
 }
 AUGMENTS = ("flip", "crop", "color", "randaugment")
 CLEANING = r"characters=\d+-\d+|ratio=\d+(\.\d+)?|(source|target)_script=\w+(\+\w+)*|identical|control|duplicates"
+COMPARED = ("ratio", "identical", "source_script")
+LACKING = {  # data.source → the beginnings of rules that read a text that it lacks
+    "text": COMPARED,
+    **dict.fromkeys(("images", "captions"), ("characters", *COMPARED)),
+}
 ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
 
 Languages = tuple[str, str]
@@ -89,6 +94,8 @@ class SourceConfig:
                     f"{name}.clean: {rule!r} is none of 'characters=1-500', 'ratio=3', 'source_script=LATIN', "
                     "'target_script=CJK+HIRAGANA', 'identical', 'control' and 'duplicates'"
                 )
+            if rule.startswith(LACKING.get(self.source, ())):
+                raise UserError(f"{name}.clean: {rule!r} reads a text that source={self.source!r} lacks: leave it out")
         check_least(name, self, ("num_pairs",), 1)
         if not 0 < self.weight <= 100:
             raise UserError(f"{name}.weight={self.weight} must be above 0 and at most 100 passes an epoch")
