@@ -26,7 +26,7 @@ from jformer.errors import UserError
 from jformer.integrity import DIGESTS, damaged, parse_object, with_digest, without_digest
 from jformer.storage import open_lock, replace_content
 
-FORMAT = 3  # increase it when the same options give different arrays or counts
+FORMAT = 3  # increase it when the same options give different arrays: then no run of before can be resumed
 ARRAYS = ("values", "offsets")  # of each side, in this order
 TIMES = "times.json"  # of the large files when they were hashed; delete it to have them hashed again
 Example = tuple[Sequence[int], Sequence[int]]
