@@ -292,7 +292,8 @@ class _Pool:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | environment)
         self._started.append(process)
         self._idle.put(process)
-        _send(process.stdin, self._sent)
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `_ask` replaces it
+            _send(process.stdin, self._sent)
 
     def map(self, tasks: Iterable[Task], done: Callable[[Task], bool]) -> Iterator[int]:
         """Yield the size of each block, in order. Some blocks ahead of it are being made or wait."""

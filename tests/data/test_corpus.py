@@ -387,6 +387,15 @@ def test_processes_and_kills_leave_the_arrays_as_they_are(tmp_path):
     assert not [path for path in folder.iterdir() if path.suffix in (".tmp", ".new")]
 
 
+def test_processes_that_end_at_once_are_done_without(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "BLOCK", 16)
+    monkeypatch.setattr(preparation, "_as_sent", lambda make: bytes(2**20))  # more than a pipe holds
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
+    monkeypatch.setattr(sys, "executable", "false")
+    found = open_corpus(Split("train", "text 1", many, 637, seekable=True), WORDS, str(tmp_path))
+    assert found.counts["examples read"] == 637
+
+
 CHILD = """
 import os, sys, time
 from jformer.data.corpus import (PairEncoder, Side, open_corpus)
