@@ -164,7 +164,10 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
     def read(line: Line, counts: Counter[str]) -> Request:
         if predictor.task.answer == "span":
             return read_asked(*line, options.inputs, counts)
-        return read_request(*line, options.inputs, counts, predictor.task.answer == "continuation")
+        request = read_request(*line, options.inputs, counts, predictor.task.answer == "continuation")
+        if predictor.task.answer == "text":
+            predictor.inputs.towards(request.languages)  # raises for an unknown one
+        return request
 
     def answer(requests: list[Request]) -> list[str]:
         answers = predictor.generate(requests)
@@ -215,6 +218,7 @@ def score_file(settings: Config, workdir: Path, source: str, target: str, resume
         question = read_question(line[1], options.inputs, predictor.task.answer == "continuation", counts)
         if question.ranked and options.outputs == "text":
             raise ValueError("'targets' are ranked, which decode.outputs='text' has no place for: use tsv or jsonl")
+        predictor.inputs.towards(question.languages)
         return question
 
     def answer(questions: list[Question]) -> list[str]:
@@ -373,7 +377,7 @@ def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str
         altered: Counter[str] = Counter()
         try:
             requests.append(job.read(line, altered))
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, UserError) as error:
             raise UserError(f"{path}:{line[0] + 1}: {error}") from error
         if altered[INVALID_REPLACED]:
             progress.warn(f"{path}:{line[0] + 1}: NUL or half a surrogate pair in a text, replaced by U+FFFD")
