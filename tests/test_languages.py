@@ -141,6 +141,8 @@ def test_a_run_of_several_languages_is_scored_by_pair_and_answers_by_line_and_by
     inputs.write_text(json.dumps(asked[0]) + "\n" + json.dumps({**asked[1], "target_language": "zz"}) + "\n")
     assert main.main([*arguments, f"--input={inputs}", "--config.decode.inputs=jsonl"]) == 2
     assert f"{inputs}:2: the vocabulary has no symbol for the language 'zz'" in capsys.readouterr().err
+    assert main.main(["jformer", "--mode=evaluate", f"--workdir={run}", "--config.decode.target_language=bb"]) == 2
+    assert "decode.target_language='bb': test sets have languages of their own (aa)" in capsys.readouterr().err
 
 
 def test_an_imported_model_of_several_languages_answers_in_each_and_is_trained_in_each(tmp_path):

@@ -53,7 +53,9 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
             f"--output={folder} is the directory of another run, whose scores it holds: name another folder"
         )
     processes.enter_phase("opening the trained run")
-    config = with_saved_config(config, load_config(workdir / "config.json"))
+    saved = load_config(workdir / "config.json")
+    config = with_saved_config(config, saved)
+    refuse_other_languages(config, saved)
     check_commands(config)
     mesh = open_mesh(config)
     quiet = not processes.is_main_process()
@@ -95,6 +97,15 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     if not quiet:
         results.save(folder, scored)
     return scored
+
+
+def refuse_other_languages(config: Config, saved: Config) -> None:
+    """Raise UserError for decode.*_language, unless the run was saved with it, where test sets have their own."""
+    for side, key in enumerate(("source_language", "target_language")):
+        asked = getattr(config.decode, key)
+        own = {config.data.languages(part)[side] for part, _ in config.data.test_sets().values()} - {"", asked}
+        if own and asked not in ("", getattr(saved.decode, key)):
+            raise UserError(f"decode.{key}={asked!r}: test sets have languages of their own ({min(own)}): leave it out")
 
 
 def answer(predictor: Predictor, examples: Sequence[Pair], count: Callable[[int], None]) -> list[str]:
