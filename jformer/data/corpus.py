@@ -20,7 +20,7 @@ from jformer.data.file_digests import LARGE, identity
 from jformer.data.preparation import PAIRS, Shard, encode_blocks, prepare
 from jformer.data.progress import show_progress
 from jformer.data.sources.split import SIDES, Pair, Split
-from jformer.data.text import UNKNOWN, shown_unknown
+from jformer.data.text import UNKNOWN
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.errors import UserError
 from jformer.integrity import DIGESTS, damaged, parse_object, with_digest, without_digest
@@ -142,12 +142,12 @@ class Side:
         return list(sequences)
 
     def count_unknown(self, texts: Sequence[str], sequences: Sequence[Sequence[int]], counts: Counter[str]) -> None:
-        """Count the unknown characters or words of texts, the first ones each by itself."""
+        """Count the unknown characters or words of texts, each by itself."""
         if not (find := getattr(self.tokenizer, "unknown", None)):
             return
         for text, ids in zip(texts, sequences, strict=True):
-            for each in find(text) if self.symbols.unk in ids else ():
-                counts[shown_unknown(f"{UNKNOWN}{each!r}", counts)] += 1
+            if self.symbols.unk in ids:
+                counts.update(f"{UNKNOWN}{each!r}" for each in find(text))
 
     def _joined(self, sequences: Sequence[Sequence[int]]) -> list[int]:
         first, *others = sequences

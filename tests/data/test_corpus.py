@@ -95,11 +95,17 @@ def test_every_example_is_counted_once_by_what_became_of_it(tmp_path):
     }  # fmt: skip
 
 
-def test_tokens_that_training_did_not_hold_are_counted(tmp_path):
+def test_tokens_that_training_did_not_hold_are_counted_in_all_blocks(tmp_path, monkeypatch):
     words = learn("word", ["a b"], 10, "identity", split_digits=False)
-    encoder = PairEncoder(Side(words, 10), Side(words, 10), "drop")
+    encoder = PairEncoder(Side(words, 10), Side(words, 40), "drop")
     corpus = open_corpus(Readings([Pair("a new b", "a"), Pair("b", "b old older")]).split, encoder, str(tmp_path))
     assert corpus.counts["unknown tokens"] == 3
+    monkeypatch.setattr(preparation, "BLOCK", 1)
+    several = ["one two", " ".join(f"w{i}" for i in range(30)) + " one"]
+    corpus = open_corpus(Readings([Pair("a", each) for each in several], "text 2").split, encoder, str(tmp_path))
+    named = {name: count for name, count in corpus.counts.items() if name.startswith("unknown: ")}
+    assert (len(named), named["unknown: 'one'"], named["unknown: 'w17'"]) == (20, 2, 1)
+    assert corpus.counts["further unknown"] == 12
 
 
 @pytest.mark.parametrize("blank", [Pair("", "x"), Pair("x", ""), Pair(" \t", "x"), Pair("x", "\u2003")])
