@@ -17,7 +17,7 @@ from jformer import integrity
 from jformer.data import corpus, preparation, text
 from jformer.data.corpus import PairEncoder, Side, open_corpus
 from jformer.data.data_config import DataConfig
-from jformer.data.sources import open_split, text_files
+from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import BOS, EOS, Symbols, learn
 from jformer.data.tokenizers.lists import ByteTokenizer, ListTokenizer
@@ -316,7 +316,7 @@ def test_large_arrays_are_hashed_again_only_when_anything_about_them_changes(tmp
 
 
 def test_a_large_compressed_text_is_unpacked_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_files, "SKIPPED", 100)
+    monkeypatch.setattr(text, "SKIPPED", 100)
     (tmp_path / "train.tsv.gz").write_bytes(gzip.compress(b"a house\tein Haus\n" * 200))
     split = open_split(DataConfig(dir=str(tmp_path), source="files"), "train")
     opened, unpack = [], text.open_bytes
