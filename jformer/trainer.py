@@ -35,6 +35,7 @@ from jformer.models.parts import count_params
 from jformer.parallel import processes
 from jformer.parallel.backend import target
 from jformer.parallel.devices import find_peak
+from jformer.parallel.mesh import SEQUENCE
 from jformer.parallel.sharding import row_shards
 from jformer.plugins import is_own
 from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
@@ -99,7 +100,8 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         # The model, its optimizer, and the state: restored from the newest checkpoint, or new.
         model = build_sized(config, task, data.tokenizers)
         prefix = source_is_prefix(model.config, task.answer)
-        choices.append(kernel_line(model.config, target(), data.batches.plan.shapes, prefix))
+        shapes, sequence = data.batches.plan.shapes, mesh.shape[SEQUENCE]
+        choices.append(kernel_line(model.config, target(), shapes, prefix, sequence))
         optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
         ema, base = bool(config.train.ema_decay), optimizer.base
         create = functools.partial(create_state, tx=optimizer.transform, ema=ema, base=base)

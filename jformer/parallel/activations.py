@@ -21,8 +21,6 @@ from jformer.parallel.mesh import DATA, FSDP, SEQUENCE, TENSOR
 # How a kernel [d f] is split over `tensor`, in the words of Shoeybi et al. 2019: by its outputs f, or by its inputs d.
 COLUMN, ROW = "column", "row"
 
-filled_up = jax.make_user_context(False)  # under `with filled_up(True)` rows are longer than those of one device
-
 
 def constrain_sharding(x: Array, *axes: str | None) -> Array:
     """Split each axis of x over the given mesh axis; None and missing axes are not split.

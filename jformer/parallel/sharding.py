@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jformer.errors import UserError
-from jformer.parallel.activations import filled_up, manual_parts
+from jformer.parallel.activations import manual_parts
 from jformer.parallel.mesh import DATA, FSDP, SEQUENCE, TENSOR
 
 EVERY_ROW = PartitionSpec((DATA, FSDP))
@@ -202,8 +202,7 @@ def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[...,
         return jax.lax.psum(function(*args), axes) if axes else function(*args)
 
     def run(params: PyTree, batch: PyTree, *others: PyTree) -> PyTree:
-        whole, fills = PartitionSpec(), any(map(missing, jax.tree.leaves(batch)))
-        batch = jax.tree.map(fill, batch)
+        whole, batch = PartitionSpec(), jax.tree.map(fill, batch)
         split = jax.tree.map(lambda x: PartitionSpec(None, DATA, *[SEQUENCE] * has_positions(x)), batch)
         mapped = jax.shard_map(
             sum_of_part,
@@ -213,8 +212,7 @@ def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[...,
             axis_names={DATA, *axes},
             check_vma=False,  # otherwise gradients of replicated parameters would arrive summed already, and psum again
         )
-        with filled_up(fills):
-            return mapped(params, batch, *others)
+        return mapped(params, batch, *others)
 
     return run
 

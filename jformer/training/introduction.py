@@ -48,7 +48,9 @@ def introduction(
     yield products_line(config.model.dtype, platform, config.model.precision)
 
 
-def kernel_line(model: ModelConfig, target: Target, shapes: Sequence[Shape], prefix: bool = False) -> str:
+def kernel_line(
+    model: ModelConfig, target: Target, shapes: Sequence[Shape], prefix: bool = False, sequence: int = 1
+) -> str:
     """Return which kernels attend in training, and why.
 
     Args:
@@ -56,9 +58,11 @@ def kernel_line(model: ModelConfig, target: Target, shapes: Sequence[Shape], pre
         target: what its programs are compiled for.
         shapes: of batches, short to long.
         prefix: whether the source precedes the target in the same row.
+        sequence: devices that share the positions of a row, which they fill up to a multiple.
 
     Raises:
-        UserError: it is not the kernel of model.execution.attention_kernel.
+        UserError: it is not the kernel of model.execution.attention_kernel, or rows that are filled up change which
+            weights are dropped.
     """
     if model.recurrent.cell:
         return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
@@ -67,7 +71,14 @@ def kernel_line(model: ModelConfig, target: Target, shapes: Sequence[Shape], pre
     reasons: dict[str, str] = {}
     taken: dict[str, set[Shape]] = {}
     for shape in reversed(shapes):
-        for call in calls_of(model, shape.source_length, shape.target_length, prefix):
+        source, length = (-(-each // sequence) * sequence for each in shape[1:])
+        if model.attention_dropout and (source, length) != shape[1:]:
+            raise UserError(
+                f"mesh.sequence={sequence} does not divide rows of {shape.source_length} + {shape.target_length}, and "
+                f"model.attention_dropout={model.attention_dropout} depends on their lengths: set data.length_multiple="
+                f"{sequence} in a new run, or mesh.sequence=1"
+            )
+        for call in calls_of(model, source, length, prefix):
             choice = choose_kernel(model, target, call)
             reasons.setdefault(choice.kernel, choice.why)
             taken.setdefault(choice.kernel, set()).add(shape)

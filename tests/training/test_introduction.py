@@ -11,6 +11,7 @@ from jformer.data.data_config import DataConfig
 from jformer.data.plan import Plan, Shape, bucket_shapes
 from jformer.data.tokenizers import learn
 from jformer.data.tokenizers.lists import ByteTokenizer, learn_labels
+from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.head_config import HeadConfig
 from jformer.models.vision_config import VisionConfig
@@ -64,6 +65,12 @@ def test_the_kernel_that_attends_is_named_with_the_reason():
     counted = kernel_line(plain, TPU, [Shape(16, 128, 128), Shape(8, 1_024, 1_024)])
     assert counted == f"attention kernel: {fused} for 1 of 2 shapes, own (128 queries and {few} for 1 of 2 shapes"
     assert kernel_line(MODELS["sizes of its own"], H100, short).endswith("own (keys of 6 and values of 10)")
+    shared = kernel_line(plain, TPU, [Shape(8, 1_024, 1_024)], sequence=3)  # 1,026 positions
+    assert "1,026 queries and 1,026 keys: 128 do not divide them" in shared
+    with pytest.raises(
+        UserError, match=r"^mesh.sequence=3 does not divide rows of 32 \+ 32, .*=3 in a new run, or mesh."
+    ):
+        kernel_line(dropping, CPU, [Shape(8, 33, 33), *short], sequence=3)
     plugin = dataclasses.replace(plain, attention="package.module:Class")
     assert kernel_line(plugin, H100, short) == "attention: package.module:Class"
 

@@ -11,7 +11,6 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jformer.errors import UserError
 from jformer.models.cache import KeyValue
 from jformer.models.layers.dot_product import attend, attend_few_queries, attend_in_chunks
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
@@ -22,18 +21,9 @@ from jformer.models.layers.positions import apply_rotary
 from jformer.models.layers.transformer_xl import Distances
 from jformer.models.layers.visibility import Visibility
 from jformer.models.model_config import ModelConfig
-from jformer.parallel.activations import (
-    COLUMN,
-    ROW,
-    filled_up,
-    heads_to_positions,
-    manual_parts,
-    own_heads,
-    parts,
-    positions_to_heads,
-)
+from jformer.parallel.activations import COLUMN, ROW, heads_to_positions, own_heads, parts, positions_to_heads
 from jformer.parallel.backend import target
-from jformer.parallel.mesh import SEQUENCE, TENSOR
+from jformer.parallel.mesh import TENSOR
 
 
 class Attention(nn.Module):
@@ -97,12 +87,6 @@ class Attention(nn.Module):
             dropout_key: the key of the dropout of weights; None = no dropout.
         """
         c = self.config
-        drops = dropout_key is not None and c.attention_dropout > 0
-        if drops and filled_up.value:
-            raise UserError(
-                f"mesh.sequence={manual_parts(SEQUENCE)} fills up rows that it does not divide, and model."
-                f"attention_dropout={c.attention_dropout} depends on their length: set data.length_multiple to it"
-            )
 
         def drop_weights(weights: Array, first: int | Int[Array, ""]) -> Array:
             places = jnp.arange(c.num_heads)[own_heads(c.num_heads, c.kv_heads)], first + jnp.arange(weights.shape[2])
@@ -119,7 +103,7 @@ class Attention(nn.Module):
             known_length(kv["k"].shape[1]),
             rule=visible.rule,
             biased=bias is not None,
-            drops=drops,
+            drops=dropout_key is not None and c.attention_dropout > 0,
             shows=self.is_mutable_collection("intermediates"),
             tensor=parts(TENSOR),
         )

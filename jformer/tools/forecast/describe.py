@@ -56,7 +56,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
         *summary(config),
         *_size_lines(config, model, task, saved),
         products_line(model.dtype, target().platform, model.precision),
-        kernel_line(model, target(), likely_shapes(config), source_is_prefix(model, task.answer)),
+        kernel_line(model, target(), likely_shapes(config), source_is_prefix(model, task.answer), sizes["sequence"]),
     ]
     lines += [*update_lines(config, model), memory_line(config, task, model)]
     return "\n".join([*lines, "", *aligned(cells, 2), "", *aligned(flops_table(config, model), 1)])

@@ -63,11 +63,11 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
     axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     yield from summary(config)
     yield products_line(model.dtype, chips.platform, model.precision)
-    yield kernel_line(model, target, likely_shapes(config), source_is_prefix(model, task.answer))
+    prefix, shared = source_is_prefix(model, task.answer), mesh.shape[SEQUENCE]
+    yield kernel_line(model, target, likely_shapes(config), prefix, shared)
     yield f"{chips}; mesh {axes}"
     yield from filter(None, [slices_line(mesh)])
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
-    shared = mesh.shape[SEQUENCE]
     each = f"a {chips.unit}" if shared == 1 else f"{shared} {chips.unit}s"
     yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for {each}"
     memory = estimate(config, task, model, shape, mesh.size, target)
