@@ -174,16 +174,14 @@ class ModelConfig:
     @property
     def needs_whole_rows(self) -> str:
         """The option because of which devices cannot share the positions of a row, or ''."""
-        options = {
-            "recurrent.cell": (self.recurrent.cell, bool(self.recurrent.cell)),
-            "positions": (self.positions, self.positions == "transformer_xl"),
-            "attention": (self.attention, is_own(self.attention)),
-            "feed_forward": (self.feed_forward, is_own(self.feed_forward)),
-            "vision.source": (self.vision.source, self.reads_images),
-            "head.num_classes": (self.head.num_classes, self.head.num_classes > 0),
-            "head.vectors": (self.head.vectors, self.head.vectors),
+        parts = {key: getattr(self, key) for key in (*LAYERS, *OPEN)}
+        options = {key: value for key, value in parts.items() if is_own(value) or value == "transformer_xl"} | {
+            "recurrent.cell": self.recurrent.cell,
+            "vision.source": self.vision.source,
+            "head.num_classes": self.head.num_classes,
+            "head.vectors": self.head.vectors,
         }
-        return next((f"model.{key}={value!r}" for key, (value, holds) in options.items() if holds), "")
+        return next((f"model.{key}={value!r}" for key, value in options.items() if value), "")
 
     @property
     def reads_images(self) -> bool:

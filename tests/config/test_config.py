@@ -282,6 +282,7 @@ COMBINATIONS = [
             ({"model.recurrent.cell": "lstm"}, "model.recurrent.cell='lstm'"),
             ({"model.positions": "transformer_xl"}, "model.positions='transformer_xl'"),
             ({"model.attention": "own.part:Attention"}, "model.attention='own.part:Attention'"),
+            ({"model.norm_type": "own.part:Norm"}, "model.norm_type='own.part:Norm'"),
             ({"optim.loss": "own.part:loss"}, "optim.loss='own.part:loss'"),
         ]
     ),
