@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jformer import plugins
 from jformer.config.options import Config
@@ -205,7 +205,7 @@ def choose_decoding_dtype(config: Config, mesh: Mesh) -> Config:
     return config
 
 
-def check_heads(model: ModelConfig, mesh: Mesh) -> None:
+def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
     """Raise UserError if `tensor` does not divide the heads of a model, or too few are left for `sequence`."""
     for key, heads in (("num_heads", model.num_heads), ("num_kv_heads", model.kv_heads)):
         if heads % mesh.shape[TENSOR]:

@@ -19,6 +19,7 @@ from jformer.parallel.backend import Target, compiling_for, target_of
 from jformer.parallel.mesh import slices_of
 from jformer.parallel.sharding import EVERY_ROW, replicated
 from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
+from jformer.tasks.build import check_heads
 from jformer.tasks.task import VECTOR, Task
 from jformer.tools.forecast import cost_analysis, hlo
 from jformer.tools.forecast.collectives import Collective, collectives
@@ -65,10 +66,11 @@ def estimate(
         target: what a device is.
 
     Raises:
-        UserError: devices, rows or parameters are not divisible by the mesh.
+        UserError: devices, rows, heads or parameters are not divisible by the mesh.
     """
     sizes = mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
+    check_heads(model, mesh)
     with compiling_for(target):
         step, arguments = _update(config, task, model, shape, mesh)
         return update_memory(step, *arguments)
