@@ -1,6 +1,6 @@
 """Sequences of letters to reverse, copy or sort, learned in seconds: the base of small experiments.
 
-Data:     generated in the package: 20,000 sequences of 1 to 20 letters for training, 500 to be tested on.
+Data:     generated in the package: 20,000 sequences of 1 to 20 letters for training, 500 for testing.
 Model:    2 + 2 layers, d_model 64, Pre-LN, no dropout, no label smoothing.
 Command:  python -m jformer.main --config=configs/letters.py --workdir=runs/letters
           --config.data.name=reverse

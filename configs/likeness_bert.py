@@ -1,9 +1,9 @@
-"""How many of five things two sentences say alike, 0 to 5, in other words and another voice: a number, by a BERT.
+"""How many of five things two sentences agree on, 0 to 5, in other words and another voice: regression by a BERT.
 
 Data:     generated: 10,000 pairs of sentences train, 500 valid, 1,000 test; splits share no pair.
 Model:    2 layers, d_model 64, 4 heads, relative positions, mean of all of them; words as tokens.
 Command:  python -m jformer.main --config=configs/likeness_bert.py --workdir=runs/likeness
-Expected: Pearson 0.92, mean of three seeds, in a minute; the share of words that both hold has 0.59.
+Expected: Pearson 0.92, mean of three seeds, in a minute; the share of words in common reaches 0.59.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = default_config("bert_base")
     config.task = "classify"
     config.model.update(num_layers=2, d_model=64, d_ff=128, num_heads=4, max_length=48, norm="pre", dropout=0.0)
-    config.model.update(attention_dropout=0.0, positions="relative", init="glorot")  # else it begins late to compare
+    config.model.update(attention_dropout=0.0, positions="relative", init="glorot")  # else it learns late to compare
     config.model.head.update(pooling="mean", pooler=False, transform=False, num_segments=2)
     config.data.update(
         source="experiments.sources.labels:open_likeness", num_pairs=10_000, labels="number", tokenizer="word"

@@ -1,4 +1,4 @@
-"""Masked spans of Multi30k's English captions, and the captions back: a BART of three and three layers.
+"""Multi30k's English captions, restored from masked spans: a BART of three and three layers.
 
 Paper:    BART (Lewis et al. 2020), section 2.2: text infilling, 30 % in spans of Poisson length 3.
 Data:     train, val and test_2016_flickr of github.com/multi30k/dataset (data/task1/tok, the lc.norm.tok.en files).

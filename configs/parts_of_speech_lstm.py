@@ -1,4 +1,4 @@
-"""Parts of speech of generated English sentences, whose words have up to three of them, with an LSTM from both ends.
+"""Parts of speech of generated English sentences, whose words have up to three of them, with a bidirectional LSTM.
 
 Data:     generated: 5,000 sentences train, 500 valid, 1,000 test; splits share no sentence.
 Model:    1 bidirectional LSTM layer, 64 features each way; words as tokens.

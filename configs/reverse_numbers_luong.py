@@ -7,7 +7,7 @@ Model:    an LSTM of 64 features for each direction of the encoder and for the d
           attention with input feeding, dropout 0.1.
 Command:  python -m jformer.main --config=configs/reverse_numbers_luong.py --workdir=runs/reverse_numbers_luong
 Expected: dev BLEU 95.38 ± 3.46 (96.99, 94.61, 94.55 with seeds 0, 1, 2), in seven minutes on a CPU, and on another one
-          95.45 ± 4.03 (97.30, 94.75, 94.30); nearly all that is lost is lost beyond 25 numbers.
+          95.45 ± 4.03 (97.30, 94.75, 94.30); nearly all errors are beyond 25 numbers.
 """
 
 from ml_collections import ConfigDict

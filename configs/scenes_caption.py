@@ -1,6 +1,6 @@
 """Pictures of two or three shapes, described in a sentence: the encoder reads patches, the decoder writes words.
 
-Data:     generated: 60,000 pictures of 32 x 32 pixels, 1,000 others to be tested on.
+Data:     generated: 60,000 pictures of 32 x 32 pixels, 1,000 others for testing.
 Model:    2 + 2 layers, d_model 128, 16 patches of 8 x 8 pixels, Pre-LN.
 Command:  python -m jformer.main --config=configs/scenes_caption.py --workdir=runs/scenes_caption
 Expected: exact match 0.996 ± 0.001 on the test set (three seeds), in 6 minutes on one CPU core with bfloat16

@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = default_config("bert_base")
     config.task = "classify"
     config.model.update(num_layers=1, d_model=64, d_ff=256, num_heads=4, max_length=64)
-    # So few sentences allow about three epochs before the loss on others rises: a small model, half of it dropped.
+    # So few sentences allow about three epochs before the validation loss rises: a small model, dropout of one half.
     config.model.update(norm="none", embedding_norm=False, dropout=0.5, attention_dropout=0.0)
     config.model.head.update(pooling="mean", pooler=False, transform=False, num_segments=0)
     config.data.update(source="labelled", train="train", valid="dev", test=("test=test",), overlong="cut")

@@ -1,4 +1,4 @@
-"""What a text tells of, and what it denies: several labels or none, by an LSTM that reads from both ends.
+"""What a text is about, and not what it denies: several labels or none, by a bidirectional LSTM.
 
 Data:     generated: 5,000 texts of one to four clauses train, 500 valid, 1,000 test; six labels; splits share no text.
 Model:    1 bidirectional LSTM layer, 64 features each way, of which the final states are read; words as tokens.

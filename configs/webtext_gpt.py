@@ -3,7 +3,7 @@
 Paper:    Scaling Laws for Neural Language Models (Kaplan et al. 2020): models of 768 to 1.5 billion parameters without
           embeddings on WebText2, half a million tokens an update, contexts of 1,024.
 Data:     your own copy of OpenWebText (github.com/jcpeterson/openwebtext): train.txt, valid.txt and test.txt, documents
-          apart by empty lines; BPE of 50,000.
+          separated by empty lines; BPE of 50,000.
 Model:    12 layers, d_model 768. Other points: model.num_layers, d_model, d_ff, num_heads and train.num_steps.
 Command:  python -m jformer.main --config=configs/webtext_gpt.py --workdir=runs/webtext_gpt
           --config.data.dir=PATH/openwebtext

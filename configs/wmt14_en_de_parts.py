@@ -1,4 +1,4 @@
-"""WMT14 English to German, the base model without residuals; other parts are taken away by overrides.
+"""WMT14 English to German, the base model without residuals; other parts are removed by overrides.
 
 Paper:    Attention Is All You Need (2017), section 3; Attention is not all you need (Dong et al. 2021).
 Data:     that of configs/wmt14_en_de_base.py.
@@ -6,7 +6,7 @@ Model:    that of configs/wmt14_en_de_base.py without residuals; put them back f
           --config.model.residual=True with model.attention_scale=off, model.positions=none or model.d_ff=1.
 Command:  python -m jformer.main --config=configs/wmt14_en_de_parts.py --workdir=runs/wmt14_parts
           --config.data.dir=PATH/tensorflow_datasets
-Expected: that it does not learn; not trained here yet. At toy size: experiments/papers/residual_and_scaling.py.
+Expected: it does not learn; not trained here yet. At toy size: experiments/papers/residual_and_scaling.py.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Names in tweets and comments (WNUT-17) with an LSTM that reads from both ends (Huang et al. 2015).
+"""Names in tweets and comments (WNUT-17) with a bidirectional LSTM (Huang et al. 2015).
 
 Data:     as for wnut17_tag.py.
 Model:    1 bidirectional LSTM layer, 128 features each way; 4,000 subwords, no pretraining. Vectors of words

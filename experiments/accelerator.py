@@ -1,13 +1,13 @@
-"""Is everything right, and how fast is it, on the GPUs or TPUs of this machine? One command, in minutes.
+"""Does everything work on this machine's GPUs or TPUs, and how fast is it? One command, in minutes.
 
-Each row is a process of its own, the most telling first: one that fails, crashes or hangs costs itself alone, and is
-reported with its reason. Findings are printed, and written to --output as JSON, as soon as they are known. A row that
-there is no time for is named at the end. The exit code is 0 only if every row that ran was right, and 1 otherwise.
+Each row runs in its own process, the most informative first: one that fails, crashes or hangs affects no other, and is
+reported with its reason. Findings are printed, and written to --output as JSON, as soon as they are known. Rows that
+time did not allow are listed at the end. The exit code is 0 only if every row that ran was right, and 1 otherwise.
 
 Command:  python -m experiments.accelerator [--minutes=8] [--rows=numerics,updates] [--wmt=CHECKOUT/examples/wmt]
           [--output=runs/accelerator.json] [--smoke]
 
-Rows are those of experiments/checks/accelerator_rows.py. All data are made up or come with the project. --smoke tries
+Rows are those of experiments/checks/accelerator_rows.py. All data is generated or comes with the project. --smoke tries
 every row in small sizes, also on a CPU.
 """
 
@@ -32,7 +32,7 @@ WEIGHTS = {  # row → its share of the time, in the order in which rows run
     "machine": 1, "numerics": 4, "updates": 3, "attention": 3, "resume": 3, "quickstart": 4, "step transformer_base": 3,
     "decoding": 3, "processes": 2, "tests": 8, "step gpt2": 2, "step t5_base": 3, "step transformer_big": 3,
 }  # fmt: skip
-LEAST = 5.0  # seconds with which a row is begun
+LEAST = 5.0  # seconds that must be left to start a row
 PATIENCE = 3  # times its share that a row may take, as most take less
 QUICK = " --xla_backend_optimization_level=0 --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"  # to compile, in --smoke
 
@@ -62,9 +62,9 @@ def run_rows(commands: Mapping[str, Sequence[str]], seconds: float, table: Table
     """Run rows one after the other; each may take PATIENCE times its share of what is left.
 
     Args:
-        commands: row → what prints its findings as lines of JSON.
-        seconds: what all of them may take.
-        table: where the findings go.
+        commands: row → the command that prints its findings as lines of JSON.
+        seconds: time limit for all rows together.
+        table: collects the findings.
         weights: row → its share.
     """
     end, rest = time.monotonic() + seconds, [*commands]
@@ -79,7 +79,7 @@ def run_rows(commands: Mapping[str, Sequence[str]], seconds: float, table: Table
 
 
 def run_row(row: str, command: Sequence[str], limit: float, table: Table) -> None:
-    """Run a row for so many seconds at most, and add what it finds, and why it ended early if it did."""
+    """Run a row for at most `limit` seconds; add its findings and, if it ended early, the reason."""
     began, late = time.monotonic(), threading.Event()
     found, before = 0, began
     with (
@@ -122,13 +122,11 @@ def reason(said: str) -> str:
 
 
 def define_flags() -> None:
-    """Define the flags, which other commands here have, too: not where this is imported."""
-    flags.DEFINE_float("minutes", 8.0, "What all rows together may take.")
-    flags.DEFINE_list("rows", [*WEIGHTS], "Which rows.")
-    flags.DEFINE_string("output", "runs/accelerator.json", "Where the findings go.")
-    flags.DEFINE_string(
-        "wmt", None, "The folder examples/wmt of a checkout of flax, to time beside in place of plain Flax."
-    )
+    """Define the flags; not on import, as other commands here define flags of the same names."""
+    flags.DEFINE_float("minutes", 8.0, "Minutes for all rows together.")
+    flags.DEFINE_list("rows", [*WEIGHTS], "Rows to run.")
+    flags.DEFINE_string("output", "runs/accelerator.json", "JSON file for the findings.")
+    flags.DEFINE_string("wmt", None, "The folder examples/wmt of a checkout of flax, to time instead of plain Flax.")
 
 
 def commands(rows: Sequence[str], arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""What the commands here share: small sizes for --smoke, sides timed in turns, and the machine in words."""
+"""Shared by the commands here: small sizes for --smoke, sides timed in turns, a description of the machine."""
 
 import platform
 import statistics
@@ -13,11 +13,11 @@ from absl import flags
 ROOT = Path(__file__).parents[1]
 Name = TypeVar("Name", bound=Hashable)
 
-flags.DEFINE_bool("smoke", False, "Only see that the command works: sizes of seconds, whose figures mean nothing.")
+flags.DEFINE_bool("smoke", False, "Only check that the command works, in seconds; the figures mean nothing.")
 
 
 def smoke_sizes(**sizes: Any) -> bool:
-    """With --smoke, give the flags that the command line does not name these values; return whether it is asked for."""
+    """With --smoke, give flags that are not on the command line these values; return whether --smoke is on."""
     found: bool = flags.FLAGS.smoke
     for name, size in sizes.items():
         if found and not flags.FLAGS[name].present:
@@ -32,7 +32,7 @@ def mean_seconds(
     calls: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the mean seconds of a call by a clock, over at least so many seconds and calls."""
+    """Return the mean seconds of a call by a clock, over at least `least` seconds and `calls` calls."""
     import jax
 
     done, began = 0, clock()
@@ -43,7 +43,7 @@ def mean_seconds(
 
 
 def resident(process: int | str = "self", field: str = "VmRSS") -> float:
-    """Return the MiB that a process holds, or with VmHWM the most that it held, as Linux counts them."""
+    """Return the resident MiB of a process, or with VmHWM their peak, as Linux counts them."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition(f"{field}:")[2].split()[0]) / 1024
 
@@ -55,7 +55,7 @@ def quartiles(seconds: Sequence[float]) -> str:
 
 
 def processor() -> dict[str, str]:
-    """Return what /proc/cpuinfo says of the last core; nothing where there is no such file."""
+    """Return the fields of /proc/cpuinfo for the last core; none without such a file."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     return {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in info.splitlines())}
 

@@ -29,7 +29,7 @@ def flags_of(options: Mapping[str, object]) -> list[str]:
 
 
 def results_of(config: ModuleType, workdir: Path, options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the results of a config's run, trained by its own command where that has not been done yet."""
+    """Return the results of a config's run, training it by its own command if needed."""
     from jformer import main as front
 
     path = workdir / "results.json"
@@ -49,7 +49,7 @@ def read_split(config: ModuleType, folder: str | Path, split: str) -> list[Pair]
 
 
 def small_training(*sections: str) -> dict[str, object]:
-    """Return what of `small_run` is not about the quickstart's data and scores, or its options of some sections."""
+    """Return the options of `small_run` in some sections, by default those of model, optimizer and training."""
     kept = tuple(f"{section}." for section in sections or ("model", "optim", "train"))
     return {key: value for key, value in small_run(2).items() if key.startswith(kept)}
 

@@ -1,4 +1,4 @@
-"""A run of random weights, for what depends on the sizes of a model alone."""
+"""A run of random weights, for measurements that depend only on the sizes of a model."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from jformer.tasks.build import build_sized, build_task
 
 
 def write_untrained(workdir: Path, size: str, vocabulary: int) -> Path:
-    """Write a run of `transformer_SIZE` whose vocabulary is characters, `vocabulary` entries of it; return where."""
+    """Write a run of `transformer_SIZE` whose vocabulary is `vocabulary` characters; return its directory."""
     settings: Config = resolve(default_config(f"transformer_{size}"))
     tokenizer = ListTokenizer("char", "identity", [chr(0x4E00 + i) for i in range(vocabulary - NUM_SYMBOLS)])
     (workdir / "tokenizer").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A process of its own that answers a line of JSON with a line of JSON; what it is asked is not known here."""
+"""A process that answers lines of JSON with lines of JSON. Knows nothing of their content."""
 
 import json
 import os
@@ -23,11 +23,11 @@ class Worker:
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
         if not (line := self.process.stdout.readline()):
-            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended: what it printed says why")  # type: ignore[arg-type]
+            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended: see its output for the reason")  # type: ignore[arg-type]
         return json.loads(line)
 
     def close(self) -> None:
-        """Let it end."""
+        """Close its input and wait for its end."""
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait()

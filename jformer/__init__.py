@@ -1,6 +1,6 @@
 """jformer: encoder-decoder Transformers and their family in JAX and Flax Linen.
 
-`__all__` is the library, and docs/library.md shows it at work. JAX is imported on first use.
+`__all__` lists the public API; docs/library.md shows it in use. JAX is imported on first use.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jformer.training.state import create_state
     from jformer.training.step import make_train_step
 
-PARTS = {  # of a user's own training loop → where they are, imported on first use
+PARTS = {  # building blocks of a custom training loop → where they are; imported on first use
     "ModelConfig": "jformer.models:ModelConfig",
     "activations": "jformer.models.interventions:activations",
     "adapted_loss": "jformer.tasks.task:adapted_loss",
@@ -124,12 +124,12 @@ def load(workdir: str | PathLike[str], **decode: "Unpack[DecodeOptions]") -> "Pr
 def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | PathLike[str]) -> bool:
     """Train a run in a directory, or resume the one there; return False if a signal stopped it before its end.
 
-    Called from the main thread, SIGTERM, SIGINT and SIGHUP stop it as they stop the command: after the current
-    update, which it saves. A second SIGINT ends the process at once.
+    If this is called from the main thread, SIGTERM, SIGINT and SIGHUP stop it as they stop the command: it finishes the
+    current update and saves it. A second SIGINT ends the process at once.
 
-    The config is what `jformer.config.default_config` gives, changed as a config file would, or a resolved one.
+    The config is one from `jformer.config.default_config`, modified as in a config file, or a resolved one.
 
-    Raises UserError for a config that cannot work or is that of another run, and for data that cannot be read.
+    Raises UserError for a config that cannot work or belongs to another run, and for data that cannot be read.
     """
     _silence_libtpu()
     from jformer.config import resolve
@@ -138,7 +138,7 @@ def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | Path
     from jformer.trainer import train
 
     with contextlib.ExitStack() as heeding:
-        if threading.current_thread() is threading.main_thread():  # no other can
+        if threading.current_thread() is threading.main_thread():  # only it can set signal handlers
             heeding.enter_context(processes.heed_signals("stopped"))
             processes.defer_stop()
         return train(resolve(config), run_path(workdir))
@@ -149,8 +149,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a trained run on its test sets, add the scores to its results.json and return them, by test set.
 
-    With `output`, results.json and the answers are written into that folder instead. Keyword arguments are options of
-    decoding, as of `load`.
+    With `output`, results.json and the answers are written into that folder instead. Keyword arguments are decoding
+    options, as in `load`.
     """
     _silence_libtpu()
     from jformer.evaluation.evaluate import evaluate

@@ -13,7 +13,7 @@ FAILED = 1  # a check did not pass, or trials of a sweep are not done and will n
 MISTAKE = 2  # the user can fix it: a UserError was printed
 LOST = 75  # another process of the run died, or storage could not be read: rerun the same command to resume
 STUCK = 76  # a process is stuck, maybe this one; its stacks were shown: rerun the same command to resume
-ABORTED = 134  # the same, where JAX's C++ ended the process; 128 and SIGABRT, as a shell says it
+ABORTED = 134  # the same, where JAX's C++ aborted the process: 128 + SIGABRT, as a shell reports it
 STOPPED = 143  # stopped by SIGTERM or SIGINT, after saving
 
 
@@ -21,7 +21,7 @@ class UserError(ValueError):
     """A mistake in a config, a data file or a run directory.
 
     Its text is one line that names the key or file:line, the value and the remedy; `main` prints it without a
-    traceback and exits with its code. Any other exception is a defect of ours and keeps its traceback.
+    traceback and exits with its code. Any other exception is a bug in jformer and keeps its traceback.
     """
 
     code = MISTAKE
@@ -34,14 +34,14 @@ class UnavailableError(UserError):
 
 
 def nearest(name: str, choices: Iterable[str], otherwise: str = "") -> str:
-    """Return the end of an error's line: the choice that was probably meant, or else all of them, or another hint."""
+    """Return a hint to end an error message with: the choice probably meant, else `otherwise`, else all choices."""
     known = list(choices)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else otherwise or f"choose one of: {', '.join(known)}"
 
 
 def check_choice(key: str, value: str, choices: Collection[str], otherwise: str = "") -> None:
-    """Raise UserError unless a value is one of the choices, with a hint at the choice that was probably meant.
+    """Raise UserError unless a value is one of the choices, and suggest the choice that was probably meant.
 
     `otherwise` is added to the message, for further values that the caller accepts.
     """
@@ -55,13 +55,13 @@ def check_choice(key: str, value: str, choices: Collection[str], otherwise: str 
 
 
 def check_choices(section: str, values: object, choices: Mapping[str, Collection[str]]) -> None:
-    """Raise UserError for the first of a section's keys whose value is none of its choices."""
+    """Raise UserError for the first of a section's keys whose value is not among its choices."""
     for key, allowed in choices.items():
         check_choice(f"{section}.{key}", getattr(values, key), allowed)
 
 
 def check_least(section: str, values: object, keys: tuple[str, ...], least: float) -> None:
-    """Raise UserError for the first of a section's keys whose value is below a bound, or no number."""
+    """Raise UserError for the first of a section's keys whose value is below a bound or not a number."""
     for key in keys:
         value = getattr(values, key)
         if not _is_number(value) or not value >= least:

@@ -13,11 +13,11 @@ from jformer.storage import replace_content
 
 DIGESTS = "digests.json"  # the file with the digests of a folder's files
 DIGEST = "digest"  # the key of a JSON object's own digest
-DEEPEST = 100  # nested lists and objects; no file that is read here has ten
+DEEPEST = 100  # levels of nested lists and objects; jformer's own files have fewer than ten
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the content of a JSON text; raise ValueError if it is invalid, nests too deep or repeats a key.
+    """Return the content of a JSON text; raise ValueError if it is invalid, nested too deep or repeats a key.
 
     Use this for every JSON file that affects behaviour, and `parse_object` where it must hold an object.
     """
@@ -57,13 +57,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON; write a number or null")
+    raise ValueError(f"{name} is not JSON; write a number or null")
 
 
 def refuse_newer(schema: object, known: int, where: str) -> None:
     """Raise UserError if the schema number in a file is larger than the one that this version writes.
 
-    None, of a file without a schema, means 1. A schema is raised when older code would misread the file.
+    None, for a file without a schema number, means 1. The number goes up when older code would misread the file.
     """
     if schema is not None and (type(schema) is not int or not 1 <= schema <= known):
         raise UserError(

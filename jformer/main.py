@@ -1,19 +1,19 @@
-"""Flags to one config, one config to one mode.
+"""The command line: turn the flags into a config and run one mode with it.
 
 python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--config.section.key=value ...]
 
   --config   a Python file with get_config(), or the name of a config that comes with jformer, such as quickstart; any
              of its keys can be set as --config.section.key=value. Once DIR holds a run, its config is the default; for
-             a new run with --config.train.init_from=PARENT that of the parent is, sizes of the model and all.
+             a new run with --config.train.init_from=PARENT the default is the parent's, model sizes included.
   --workdir  the directory of the run: config, tokenizer, checkpoints, metrics, results.
   --mode     train     train, or resume the run in DIR, then score its test sets (the default)
              prepare   tokenize the training text, or a --shard of it, for train; needs neither DIR nor devices
              evaluate  score the test sets again, with other --config.evaluate and --config.decode options if given
              predict   translate --input line by line to --output, or continue, label or fill it
              score     write the log-probability of each target in --input: lines of source, TAB, target
-             embed     write the vector of each text in --input: of decode.pooling, decode.normalize
+             embed     write the vector of each text in --input, as decode.pooling and decode.normalize set it
              describe  show parameters and FLOPs; needs no data and no DIR
-             verify    check that all ways to answer with the run agree; exit code 1 if any does not
+             verify    check that all ways to compute the run's answers agree; exit code 1 if they do not
              explore   write a page, --output, that shows what the run attends to in the lines of --input, how it
                        searched for its answers, and where their tokens are
              report    write a page, --output, of the run: curves, scores, worst answers, settings; also while it trains
@@ -30,29 +30,29 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --resume   predict, score, embed: continue a half-written --output
   --against  verify: a directory of Hugging Face Transformers, such as the one that the run was imported from, to
              compare logits with. Needs pip install -e ".[parity]"
-  --activations  predict: instead of answers, write what the model computes inside as a safetensors file, by names such
-             as '*/block/output,logits'; a line is a source, or a source, a TAB and a target. See docs/library.md
+  --activations  predict: write internal activations to a safetensors file instead of answers, chosen by names such as
+             '*/block/output,logits'; each line is a source, or a source, a TAB and a target. See docs/library.md
   --watch    report: rewrite the page every N seconds, which browsers reload, until the run is scored
   --host     serve: the address to listen at (default: 127.0.0.1, which only this machine reaches)
   --port     serve: the port (default: 8000), 0 for any free one
   --adapters serve: runs of adapters of the one in DIR, separated by commas; a request names one by its directory's name
   --format   export: ctranslate2, stablehlo; explore: html, or png or svg of one line; embed: jsonl, npy or safetensors
              (default: by --output's ending)
-  --deterministic  on GPUs: use only operations that give the same bits every time, which are slower
-  --topology describe: what the run would take of a TPU slice, such as v5e:16x16 or v5litepod-256, or of GPUs, such as
+  --deterministic  on GPUs: use only bitwise deterministic operations, which are slower
+  --topology describe: what the run would need on a TPU slice, such as v5e:16x16 or v5litepod-256, or on GPUs, such as
              h100:8, or h100:8x4 on four machines; exit code 2 if it does not fit. Needs pip install -e ".[tpu-aot]"
              or ".[gpu-aot]", and a minute or two
-  --price    describe with --topology: dollars for an hour of a chip or GPU, to estimate the cost
+  --price    describe with --topology: dollars per hour of one chip or GPU, to estimate the cost
 
-Several processes are one run (train, evaluate, predict, score, embed) if all are started with the same command and
+Several processes form one run (train, evaluate, predict, score, embed) if all are started with the same command and
 either
   --distributed  where Cloud TPU, Slurm, Open MPI, Kubernetes or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
                  JAX_PROCESS_ID identify the processes, or
   --coordinator=HOST:PORT --processes=N --process=I
-                 a free port of process 0's machine, the number of processes, and which this is, from 0
-Exit code 75, or 134 from JAX itself: one of them died, or a checkpoint cannot be read just now. 76: one was stuck (a
-process alone, too). Rerun the same command in all of them to resume from the last checkpoint; see docs/processes.md.
-Exit code 143: a signal asked the command to stop, and what there was to save is saved.
+                 a free port of process 0's machine, the number of processes, and the number of this one, from 0
+Exit code 75, or 134 from JAX itself: one of them died, or a checkpoint cannot be read for now. 76: one was stuck (also
+a single process). Rerun the same command in all of them to resume from the last checkpoint; see docs/processes.md.
+Exit code 143: a signal stopped the command, which has saved its progress.
 """
 
 import os
@@ -65,14 +65,14 @@ from jformer.errors import DONE, FAILED, LOST, STOPPED, UserError
 
 
 def stop_early(number: int, frame: FrameType | None) -> None:
-    """End the process with a line: nothing has begun yet."""
+    """Print a line and end the process: nothing has started yet."""
     os.write(2, b"jformer: stopped\n")
     os._exit(STOPPED)
 
 
-if __name__ == "__main__":  # before what takes seconds to import; `heed_signals` takes over
+if __name__ == "__main__":  # before the imports, which take seconds; then `heed_signals` takes over
     for heeded in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(heeded) != signal.SIG_IGN:  # as nohup wants it
+        if signal.getsignal(heeded) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(heeded, stop_early)
 
 import contextlib
@@ -103,14 +103,14 @@ FORMATS = {
     "explore": ("html", "png", "svg"),
     "embed": ("jsonl", "npy", "safetensors"),
 }
-WORTH_KEEPING = 0.05  # seconds of compiling
+WORTH_KEEPING = 0.05  # seconds of compilation
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one mode and return the exit code, one of those that `errors` lists."""
     argv = sys.argv if argv is None else argv
     if any(argument in ("--help", "-h", "-help") for argument in argv):
-        with contextlib.suppress(BrokenPipeError):  # of a reader such as head
+        with contextlib.suppress(BrokenPipeError):  # the reader, such as head, has closed the pipe
             print(__doc__, flush=True)
         return DONE
     silence_libtpu()
@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(argv: list[str]) -> int:
-    """Do what the flags ask for and return the exit code; a mistake of the user becomes one line."""
+    """Run the mode that the flags select and return the exit code; print a UserError as one line."""
     try:
         with os_errors_as_user_errors():
             options, overrides = read_flags(argv)
@@ -133,10 +133,10 @@ def run_command(argv: list[str]) -> int:
                 return MODES[options.mode](options, config, workdir)
     except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        with contextlib.suppress(OSError):  # what standard output did not take would fail again at the end
+        with contextlib.suppress(OSError):  # otherwise, unwritten output would fail again at exit
             sys.stdout.flush()
         return error.code if isinstance(error, UserError) else LOST
-    except BrokenPipeError:  # the reader of our output has left, as head does; what is still to be flushed goes nowhere
+    except BrokenPipeError:  # the reader has closed our output, as head does; discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
 
@@ -145,13 +145,13 @@ def check_processes_agree(options: flags.FlagValues, config: Config) -> None:
     """Raise UserError, as `check_same` does, where processes were started differently or see different runs."""
     given = {f"--{name}": options[name].value for name in ("mode", "workdir", "resume", "deterministic")}
     processes.check_same({**given, **flatten(dataclasses.asdict(config), "config.")})
-    if options.mode != "train" and processes.process_count() > 1:  # which itself refuses two workdirs
+    if options.mode != "train" and processes.process_count() > 1:  # train itself refuses two workdirs
         for workdir in (options.workdir, *config.decode.ensemble):
             processes.check_same(processes.saved_run(run_path(workdir), is_step))
 
 
 def prepare(options: flags.FlagValues, config: Config, workdir: Path) -> None:
-    """Refuse places that cannot be written, and set up this process for its mode."""
+    """Refuse paths that cannot be written, and set up this process for its mode."""
     if options.mode in ONE_FILE:
         refuse_file_of_run(workdir, options.output)
     if options.mode in ("train", "evaluate"):
@@ -169,7 +169,7 @@ def prepare(options: flags.FlagValues, config: Config, workdir: Path) -> None:
     processes.set_stall_limit(config.train.stall_seconds)
 
 
-# The modes: each imports what it needs, and with it JAX, only when it runs, so that help and mistakes answer at once.
+# The modes. Each imports its modules, and with them JAX, only when it runs, so that help and errors are immediate.
 
 
 def train(options: flags.FlagValues, config: Config, workdir: Path) -> int:
@@ -221,7 +221,7 @@ def scores_folder(options: flags.FlagValues, workdir: Path) -> Path:
 
 
 def predict(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Answer the lines of a file, or write what the model computes inside for them."""
+    """Answer the lines of a file, or write the model's activations for them."""
     if options.activations:
         from jformer.inference.answer_files import write_activations
 
@@ -250,7 +250,7 @@ def embed(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 
 def describe(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Describe the run, on the devices here, or on a TPU slice or GPUs that are not."""
+    """Describe the run on the local devices, or on a TPU slice or GPUs that need not be present."""
     run = workdir if options.workdir else None
     if options.topology:
         from jformer.tools.forecast.on_topology import describe_topology
@@ -262,7 +262,7 @@ def describe(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 
 def verify(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Check that all ways to answer with the run agree, and perhaps that transformers computes the same."""
+    """Check that all ways to compute answers agree, and with --against that transformers computes the same logits."""
     from jformer.inference.verify import verify as agrees
 
     further = []
@@ -274,7 +274,7 @@ def verify(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 
 def explore(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Write the page of what the run attends to."""
+    """Write the page that shows what the run attends to."""
     from jformer.tools.pages.explorer import explore as write_page
 
     with show_progress("exploring"):
@@ -283,14 +283,14 @@ def explore(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 
 def report(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Write the page of the run."""
+    """Write the report on the run."""
     from jformer.tools.pages.run_report import write_report
 
     return print_lines(write_report(config, workdir, options.output, options.watch))
 
 
 def gallery(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Write the page of what a Transformer is made of."""
+    """Write the page that explains the parts of a Transformer."""
     from jformer.tools.pages.gallery import write_gallery
 
     with show_progress("drawing"):
@@ -309,7 +309,7 @@ def serve(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 
 def export(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Write the run for programs other than jformer."""
+    """Export the run for serving without jformer."""
     from jformer.tools.export.folder import export as write_folder
 
     with show_progress("exporting"):
@@ -342,7 +342,7 @@ MODES: dict[str, Callable[[flags.FlagValues, Config, Path], int]] = {
 
 
 def keep_compiled(config: Config) -> None:
-    """Cache compiled programs beside the tokenized corpora, unless the environment names a place."""
+    """Cache compiled programs beside the tokenized corpora, unless the environment names a directory."""
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -351,7 +351,7 @@ def keep_compiled(config: Config) -> None:
 
 
 def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
-    """Return the flags, checked by themselves, and the arguments that set keys of the config."""
+    """Return the flags, checked without the config, and the arguments that set keys of the config."""
     options = flags.FlagValues()
     flags.DEFINE_string("config", None, "A Python file with get_config().", flag_values=options)
     flags.DEFINE_string("workdir", None, "The directory of the run.", flag_values=options)
@@ -402,7 +402,7 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
 
 
 def coordinates(options: flags.FlagValues) -> processes.ProcessInfo | None:
-    """Return which process of how many this is, or None if it is the only one."""
+    """Return this process's number and address in its run, or None for a run of one process."""
     own = processes.from_flags(options.distributed, options.coordinator, options.processes, options.process)
     if own and options.mode not in TOGETHER:
         raise UserError(f"--mode={options.mode} is for one process: several can {', '.join(TOGETHER)}")
@@ -410,7 +410,7 @@ def coordinates(options: flags.FlagValues) -> processes.ProcessInfo | None:
 
 
 def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
-    """Return the config that the flags name, with what they set; raise UserError if it cannot work or resume."""
+    """Return the config that the flags name, with its overrides; raise UserError if it cannot work or resume."""
     saved = run_path(options.workdir or "") / "config.json"
     parents = [argument.partition("=")[2] for argument in overrides if argument.startswith("--config.train.init_from=")]
     if options.config:
@@ -434,5 +434,5 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
 
 if __name__ == "__main__":
     code = main()
-    processes.ignore_signals()  # all is done: no signal may change the exit code while Python ends
+    processes.ignore_signals()  # a signal must not change the exit code while Python shuts down
     sys.exit(code)

@@ -2,8 +2,8 @@
 
 A table maps short names to parts, or to import paths that are resolved on first use. A user-defined part is imported
 only if its module was allowed in this process: by `allow`, which commands call for the parts named in their config file
-and arguments, or by the environment (JFORMER_PARTS=my_package,other.module). The config.json of a run may come from a
-stranger, so naming a part there is not enough to import it.
+and arguments, or by the environment (JFORMER_PARTS=my_package,other.module). The config.json of a run may be
+untrusted, so naming a part there is not enough to import it.
 
 docs/parts.md shows one part of each kind; `jformer.testing` checks them.
 """
@@ -86,17 +86,17 @@ def find(key: str, name: str, table: Mapping[str, Any]) -> Any:
 
 
 def digests(names: Iterable[str]) -> dict[str, str]:
-    """Return part → SHA-256 of the file of its module, which must be allowed; modules that it imports do not count."""
+    """Return part → SHA-256 of its module's file, without the modules that it imports; the module must be allowed."""
     return {name: _digest(name) for name in names if find("parts", name, {})}
 
 
 def digests_of_imported(names: Iterable[str]) -> dict[str, str]:
-    """Return part → SHA-256 of the file of its module, of those parts whose modules this process has imported."""
+    """Return part → SHA-256 of its module's file, for the parts whose modules this process has imported."""
     return {name: _digest(name) for name in names if name.partition(":")[0] in sys.modules}
 
 
 def expect(recorded: Mapping[str, str]) -> None:
-    """Compare parts with the digests that a run recorded as they are imported, and report changes to standard error."""
+    """Compare each part, when it is imported, with the digest that a run recorded; report changes on standard error."""
     _recorded.update(recorded)
 
 

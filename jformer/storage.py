@@ -17,8 +17,8 @@ from etils.epath import Path
 from jformer.errors import UserError
 
 BUCKET = "gs://"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # no room, or a read-only file system
-MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # the path is taken
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk is full or read-only
+MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # an unusable path
 OF_A_RUN = {"checkpoints", "config.json", "metrics.jsonl", "results.json", "samples.jsonl", "tokenizer", "training.log"}
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
@@ -120,7 +120,7 @@ def replace_content(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that then takes the place of another one, which an error leaves as it was."""
+    """Yield a path to write to; the file then replaces another one, which an error leaves unchanged."""
     new = path.with_name(path.name + ".new")
     try:
         yield new
@@ -128,7 +128,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException as error:
         new.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # missing from the error of a full disk
+            error.filename = str(path)  # a full disk's error does not name it
         raise
 
 
@@ -150,9 +150,9 @@ def unwritten(path: os.PathLike[str] | str, error: OSError) -> UserError:
 
 
 def refusal(error: OSError) -> str:
-    """Return the line for what the system refused, where no better one was said; "" for a defect of ours."""
+    """Return the error message for an OSError that no other code has explained; "" if it is a bug in jformer."""
     if error.errno == errno.ENAMETOOLONG:
-        return f"{str(error.filename)[:40]}… is longer than names of files can be: shorten it"
+        return f"{str(error.filename)[:40]}… is longer than a file name can be: shorten it"
     if error.errno in FULL or (error.errno in MISPLACED and error.filename):
         return str(unwritten(error.filename or "a file, or standard output", error))
     return ""
@@ -160,7 +160,7 @@ def refusal(error: OSError) -> str:
 
 @contextlib.contextmanager
 def os_errors_as_user_errors() -> Iterator[None]:
-    """Raise UserError for an OSError inside that `refusal` has a line for."""
+    """Turn an OSError raised inside into a UserError, if `refusal` has a message for it."""
     try:
         yield
     except OSError as error:

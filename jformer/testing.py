@@ -1,6 +1,6 @@
-"""Checks to run on a part of your own before a run depends on it; each raises AssertionError.
+"""Checks of user-defined parts, to run before a run depends on them; each raises AssertionError on failure.
 
-They are the contracts of docs/parts.md in executable form, and the built-in parts are tested with them.
+They make the contracts of docs/parts.md executable; the built-in parts are tested with them.
 """
 
 import math
@@ -50,7 +50,7 @@ def check_source(open_split: OpenSplit, config: SourceConfig, split: str = "trai
     assert pairs, "a split without pairs"
     assert first.size in (0, len(pairs)), f"size={first.size}, but there are {len(pairs)} pairs"
     for pair in pairs:
-        assert isinstance(pair, Pair), f"{pair!r:.80} is no Pair"
+        assert isinstance(pair, Pair), f"{pair!r:.80} is not a Pair"
         assert "\n" not in pair.source + pair.target, f"{pair!r:.80} has a line feed"
         if pair.start is not None:
             context = pair.source.partition("\t")[2]
@@ -60,22 +60,22 @@ def check_source(open_split: OpenSplit, config: SourceConfig, split: str = "trai
 def check_tokenizer(tokenizer: Tokenizer, texts: Sequence[str] = TEXTS) -> None:
     """Check ids, symbols and fingerprint, and that a tokenizer survives being saved and loaded."""
     ids = tokenizer.encode(texts)
-    assert len(ids) == len(texts), "encode() returns a list for each text"
-    assert ids == [tokenizer.encode([text])[0] for text in texts], "a text has other ids beside other texts"
+    assert len(ids) == len(texts), "encode() must return a list for each text"
+    assert ids == [tokenizer.encode([text])[0] for text in texts], "a text's ids depend on the texts beside it"
     assert len(tokenizer.tokens) == tokenizer.vocab_size, f"{len(tokenizer.tokens)} tokens, but vocab_size differs"
     assert all(0 <= each < tokenizer.vocab_size for some in ids for each in some), "an id is outside of the vocabulary"
     symbols = tokenizer.symbols
     inside = {*(each for some in ids for each in some)} & {symbols.pad, symbols.bos, symbols.eos}
     assert not inside, f"encode() writes the symbols {inside}, which the task adds"
     texts_back = [tokenizer.decode(some) for some in ids]
-    assert all(isinstance(text, str) for text in texts_back), "decode() returns text"
+    assert all(isinstance(text, str) for text in texts_back), "decode() must return text"
     framed = [tokenizer.decode([symbols.bos, *some, symbols.eos]) for some in ids]
-    assert framed == texts_back, "decode() leaves out the symbols around a text"
+    assert framed == texts_back, "decode() must leave out the symbols around a text"
     with TemporaryDirectory() as folder:
         tokenizer.save(epath.Path(folder), "saved")
         back = load(epath.Path(folder), "saved")
-    assert back.fingerprint == tokenizer.fingerprint, "read back, it has another fingerprint"
-    assert back.encode(texts) == ids, "read back, it encodes otherwise"
+    assert back.fingerprint == tokenizer.fingerprint, "loaded again, the tokenizer has another fingerprint"
+    assert back.encode(texts) == ids, "loaded again, the tokenizer encodes differently"
 
 
 def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family: str = "encdec") -> None:
@@ -94,7 +94,7 @@ def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family
         corpus = open_corpus(split, task.encoder(*tokenizers), folder)
         batches = make_batches([corpus], [1.0], config, 0, task.features(*tokenizers))
         first, again = batches[0], batches[0]
-    assert all(np.array_equal(first[name], again[name]) for name in first), "made twice, a batch differs"
+    assert all(np.array_equal(first[name], again[name]) for name in first), "a batch differs when it is made again"
     batch: Any = {name: jnp.asarray(array) for name, array in first.items()}
     source, target = tokenizers
     own_noise = bool(target.symbols.noise)
@@ -115,7 +115,7 @@ def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family
 
 
 def check_loss(loss: TaskLoss) -> None:
-    """Check a loss of tokens: sums that are finite and add up over rows, and a loss that the hidden states move."""
+    """Check a loss of tokens: finite sums that add up over rows, and a nonzero gradient at the hidden states."""
     batch = make_batch(target=[[4, 5, 6, 2], [7, 2]])
     hidden, kernel = (
         jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(2, 4, 8), (8, VOCABULARY)])
@@ -129,7 +129,7 @@ def check_loss(loss: TaskLoss) -> None:
     assert "loss" in sums, f"the sums are {sorted(sums)}, without 'loss'"
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sums)), f"a sum is not finite: {sums}"
     for each, first, second in zip(*map(jax.tree.leaves, (sums, *rows)), strict=True):
-        np.testing.assert_allclose(each, first + second, rtol=1e-5, err_msg="two rows have other sums than one and one")
+        np.testing.assert_allclose(each, first + second, rtol=1e-5, err_msg="the sums of two rows do not add up")
     assert sums["loss"].count > 0, "the loss counts nothing"
     gradient = jax.grad(lambda hidden: sums_of(hidden, slice(None))["loss"].total)(hidden)
     assert np.isfinite(gradient).all(), "the gradient is not finite"
@@ -193,10 +193,10 @@ def check_layer(**options: Any) -> None:
     assert np.isfinite(logits).all(), "logits are not finite"
     later = {**batch, "target_in": (batch["target_in"] + jnp.arange(7) // 6) % VOCABULARY}
     np.testing.assert_allclose(
-        model.apply({"params": params}, later)[:, :-1], logits[:, :-1], atol=1e-5, err_msg="a later token is seen"
+        model.apply({"params": params}, later)[:, :-1], logits[:, :-1], atol=1e-5, err_msg="a later token leaks"
     )
     stepped = stepwise_logits(model, params, batch, jnp.tile(jnp.arange(7) < 3, (2, 1)))
-    np.testing.assert_allclose(stepped, logits, atol=1e-4, err_msg="the cache differs from a whole pass")
+    np.testing.assert_allclose(stepped, logits, atol=1e-4, err_msg="decoding with the cache differs from a full pass")
 
 
 def check_search(search: OwnSearch, options: DecodeConfig | None = None) -> None:
@@ -221,10 +221,10 @@ def check_search(search: OwnSearch, options: DecodeConfig | None = None) -> None
     for tokens, score, length in zip(*(np.concatenate(each) for each in found[:3]), strict=True):
         path = [1, *tokens[:length]]
         expected = sum(table[a, b] for a, b in pairwise(path))
-        assert not length or abs(score - expected) < 1e-4, f"score {score} of {path}, which has {expected}"
+        assert not length or abs(score - expected) < 1e-4, f"{path} has the score {score}, expected {expected}"
         assert eos not in tokens[: max(length - 1, 0)], f"{path} continues after the end symbol"
 
 
 def small_model(**options: Any) -> ModelConfig:
-    """Return the options of a model that is built in a moment."""
+    """Return the options of a tiny model."""
     return ModelConfig(**{"num_layers": 2, "d_model": 16, "d_ff": 32, "num_heads": 2, "dropout": 0.0, **options})

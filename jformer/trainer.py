@@ -166,7 +166,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 
 
 def open_checkpoints(config: Config, workdir: Path) -> Checkpoints:
-    """Open the checkpoints of a run, keeping train.keep_last of them, or as many as will be averaged if more."""
+    """Open the checkpoints of a run, keeping train.keep_last of them, or as many as evaluation averages, if more."""
     averaged = config.evaluate.average_last if config.evaluate.weights == "average" else 1
     keep = max(config.train.keep_last, averaged)
     return Checkpoints(workdir / "checkpoints", config.train.checkpoint_every, keep)
@@ -229,9 +229,9 @@ def greedy_predictor(trained: Trained, batch_size: int, mesh: Mesh) -> Predictor
 
 
 def best_measured_with(config: Config) -> dict[str, Any]:
-    """Return the options, of those that a resumed run may change, that the value of train.best_by depends on.
+    """Return the options that the value of train.best_by depends on, among those that a resumed run may change.
 
-    Losses depend on none; a score on the examples, and on what the greedy answers to them and itself read.
+    Losses depend on none; scores depend on the examples, on their own options and on those of greedy decoding.
     """
     name, evaluate = config.train.best_by, config.evaluate
     if name not in evaluate.during:

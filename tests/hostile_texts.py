@@ -38,7 +38,7 @@ def hostile_lines(count=LINES, seed=0):
     def sign():
         while True:
             code = draw.choice((draw.randrange(1, 0x250), draw.randrange(1, 0x3100), draw.randrange(1, 0x110000)))
-            if unicodedata.category(chr(code)) != "Cs":  # halves of surrogate pairs are no text
+            if unicodedata.category(chr(code)) != "Cs":  # lone surrogates are not text
                 return chr(code)
 
     def part():

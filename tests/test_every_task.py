@@ -553,8 +553,8 @@ def test_a_classifier_begins_with_a_masked_language_model_and_a_head_of_its_own(
     config.optim.update(learning_rate=0.0)
     assert train(resolve(config), tmp_path)
     said = capfd.readouterr().err
-    assert "classifier/kernel begins anew" in said
-    assert "head/transform/kernel has no use here" in said
+    assert "classifier/kernel is newly initialised" in said
+    assert "head/transform/kernel is not used here" in said
     child, old = load(tmp_path), load(parent)
     kernel = "encoder", "block", "feed_forward", "up", "kernel"
     for name in (kernel, ("input", "positions", "embedding")):
@@ -577,8 +577,10 @@ def test_a_parent_of_another_shape_is_refused_by_name():
     kept, notes = adopt({"encoder": fresh["encoder"], "old": np.zeros(1)}, fresh, "x")
     assert kept["head"] is not None
     assert notes == [
-        "init_from x: 1 parameter taken over", "init_from x: head/bias begins anew", "init_from x: old has no use here",
-    ]  # fmt: skip
+        "init_from x: 1 parameter copied",
+        "init_from x: head/bias is newly initialised",
+        "init_from x: old is not used here",
+    ]
 
 
 @pytest.mark.slow

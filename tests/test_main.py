@@ -101,7 +101,7 @@ MISTAKES = {
     "no number": (["--config={file}", "--config.train.num_steps=many"], "num_steps=many must be a whole number\n"),
     "a huge number": (["--config={file}", f"--config.seed={10**30}"], f"seed={10**30} must be below 4294967296"),
     "an unknown tokenizer": (["--config={file}", "--config.data.tokenizer=wrod"], "data.tokenizer='wrod'; choose"),
-    "too long a name": (["--config={file}", f"--config.data.dir={5_000 * 'x'}"], "xxx… is longer than names of"),
+    "too long a name": (["--config={file}", f"--config.data.dir={5_000 * 'x'}"], "xxx… is longer than a file name"),
     "no data": (["--config={file}", "--config.data.dir={folder}/nope"], "nope' is not a folder"),
     "an unknown task": (["--config={file}", "--config.task=transalte"], "task='transalte'; choose one of"),
 }  # fmt: skip

@@ -235,7 +235,7 @@ def test_content_is_replaced_whole(tmp_path):
     ("line", "reason"),
     [
         ('{"a": 1, "b": 2, "a": 3}', "the key 'a' occurs twice in one object"),
-        ('{"a": NaN}', "NaN is no JSON"),
+        ('{"a": NaN}', "NaN is not JSON"),
         ("[" * 100_000, "nested too deep"),
         ('{"a":' * 101 + "1" + "}" * 101, "nested too deep"),
         (b'{"a": "\xff"}', "can't decode byte 0xff"),

@@ -122,14 +122,17 @@ def scoreless(step, cache, start, rules, options):
     ("check", "message"),
     [
         (lambda: testing.check_source(drawn_source, SourceConfig()), "read twice, a split differs"),
-        (lambda: testing.check_tokenizer(Rounded("identity")), "other ids beside other texts"),
-        (lambda: testing.check_loss(mean_loss), "two rows have other sums"),
-        (lambda: testing.check_loss(lambda *_: {"loss": Sum(jnp.float32(1), 0.5)}), "two rows have other sums"),
+        (lambda: testing.check_tokenizer(Rounded("identity")), "ids depend on the texts beside it"),
+        (lambda: testing.check_loss(mean_loss), "the sums of two rows do not add up"),
+        (
+            lambda: testing.check_loss(lambda *_: {"loss": Sum(jnp.float32(1), 0.5)}),
+            "the sums of two rows do not add up",
+        ),
         (lambda: testing.check_loss(lambda *_: {"nll": Sum(0.0, 1.0)}), "without 'loss'"),
         (lambda: testing.check_score(lambda answers, references: float("nan")), "the score is nan"),
         (lambda: testing.check_schedule(lambda step, params: -1.0), "negative"),
         (lambda: testing.check_optimizer(lambda *_: optax.sgd(-0.1)), "did not lower"),
-        (lambda: testing.check_layer(attention="tests.test_testing:AllSeeing"), "a later token is seen"),
+        (lambda: testing.check_layer(attention="tests.test_testing:AllSeeing"), "a later token leaks"),
         (lambda: testing.check_search(scoreless), "score 0"),
     ],
 )

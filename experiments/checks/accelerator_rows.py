@@ -54,7 +54,7 @@ from jformer.training.optim import build_optimizer
 from jformer.training.state import create_state
 from jformer.training.step import make_train_step
 
-# Of the norm of all gradients of an update: by the arithmetic of products, against float32 on the CPU of the machine.
+# Largest relative error of an update's gradients, by the arithmetic of products, against float32 on the machine's CPU.
 TOLERANCE = {"float32": 1e-4, "bfloat16 x 3": 1e-3, "tf32": 1e-2, "bfloat16": 0.1}
 SMALL = {"model.num_layers": 2, "model.d_model": 128, "model.d_ff": 256, "model.num_heads": 4, "data.vocab_size": 500}
 SMALLEST = SMALL | {"model.num_layers": 1, "model.d_model": 32, "model.d_ff": 48}  # of --smoke
@@ -70,11 +70,11 @@ STEPS = {  # preset → options, rows, length of a side
     "gpt2": ({"data.vocab_size": 50_304}, 8, 1_024),
     "t5_base": ({"data.vocab_size": 32_128}, 16, 256),
 }
-SHORT = "tests/small_run.py"  # a config of seconds
+SHORT = "tests/small_run.py"  # a config that trains in seconds
 QUICKSTART = {100: 3.569, 200: 1.832, 300: 1.405}  # update → training loss on a CPU in float32
 TPUS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
 PACKAGES = {"pytest": "tests", "beartype": "tests", "orbax.checkpoint": "save and resume", "babel": "quickstart"}
-TESTS = (  # of tests/conftest.py's ON_ACCELERATORS those that take minutes together, the most telling first
+TESTS = (  # those of tests/conftest.py's ON_ACCELERATORS that take minutes together, the most informative first
     *("models/layers/test_attention.py", "models/layers/test_matmul.py", "models/layers/test_precision.py"),
     *("decoding/test_greedy.py", "decoding/test_beam.py", "tasks/test_losses.py", "training/test_step.py"),
 )
@@ -90,7 +90,7 @@ class Finding(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A compiled update of a preset and what it is given."""
+    """A compiled update of a preset and its arguments."""
 
     config: Config
     task: Task
@@ -122,7 +122,7 @@ def random_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh, ragge
     for name, array in abstract_batch(model, task.answer, shape, mesh).items():
         size = array.shape[-1]
         positions = np.broadcast_to(np.arange(size), array.shape)
-        lengths = np.random.default_rng(1).integers(size // 2, size + 1, (*array.shape[:-1], 1))  # alike for a side
+        lengths = np.random.default_rng(1).integers(size // 2, size + 1, (*array.shape[:-1], 1))  # equal on a side
         real = positions < (lengths if ragged else size)
         kind = name.rpartition("_")[2]
         if kind == "row":
@@ -162,7 +162,7 @@ def apart(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
 
 
 def machine(small: bool) -> Iterator[Finding]:
-    """Say what there is: devices, versions, what is not installed. No accelerator is a failure."""
+    """Report devices, versions and missing packages. No accelerator is a failure."""
     device, count = jax.devices()[0], jax.device_count()
     limit = (device.memory_stats() or {}).get("bytes_limit", 0)
     memory = f", JAX takes {limit / 2**30:.1f} GiB of each" if limit else ""
@@ -235,7 +235,7 @@ def losses(update: Update, count: int) -> list[float]:
 
 
 def updates(small: bool) -> Iterator[Finding]:
-    """Update in bfloat16 on one device, then on meshes of all: the loss is finite and falls, on all alike."""
+    """Update in bfloat16 on one device, then on meshes of all: losses are finite, fall, and agree."""
     options = {"model.dtype": "bfloat16", "optim.schedule": "constant", "optim.learning_rate": 1e-3, "optim.warmup": 1}
     count = jax.device_count()
     meshes = [(1, 1, 1), *([(count, 1, 1)] if count > 1 else [])]
@@ -251,7 +251,7 @@ def updates(small: bool) -> Iterator[Finding]:
         text = f"losses {' '.join(f'{loss:.3f}' for loss in found)}"
         yield Finding(f"bfloat16, mesh {'x'.join(map(str, sizes))}", text, bool(ok), {"losses": found})
     if count == 1:
-        yield Finding("several devices", "not run: there is one")
+        yield Finding("several devices", "not run: there is only one")
 
 
 def resume(small: bool) -> Iterator[Finding]:
@@ -449,9 +449,9 @@ def test_platform() -> str:
 
 
 def train(arguments: list[str], options: Mapping[str, Any]) -> None:
-    """Train by the command, here; its output goes to standard error, where a row's findings are not.
+    """Train by the command, in this process; its output goes to standard error, apart from a row's findings.
 
-    Raises RuntimeError if it fails; the command has said why.
+    Raises RuntimeError if it fails; the command has printed why.
     """
     from jformer import main
 
@@ -481,7 +481,7 @@ ROWS: dict[str, Callable[[bool], Iterator[Finding]]] = {
 def main(argv: list[str]) -> None:
     """Print the findings of a row."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no finding
+    os.dup2(2, 1)  # output of libraries is not a finding
     for finding in ROWS[argv[1]](smoke_sizes()):
         print(json.dumps(finding._asdict()), file=out, flush=True)
 

@@ -1,9 +1,9 @@
-"""What does each file of tests cost, and which lines of the package does it alone reach?
+"""What does each test file cost, and which lines of the package does it alone reach?
 
-As a plugin of pytest it writes a line per test: CPU seconds of the process and of the children that it waited for, with
-setup and teardown, and the programs that were compiled or found among those kept. CPU seconds are the same whoever else
-uses the cores; they are cold where JAX_COMPILATION_CACHE_DIR is empty. Under coverage each line and branch of the
-package is put down to the file of tests that reached it; what imports and children reach is no file's.
+As a pytest plugin it writes a line per test: CPU seconds of the process and of the children that it waited for, with
+setup and teardown, and the number of programs compiled or loaded from the cache. CPU seconds do not depend on other
+load; they include compilation where JAX_COMPILATION_CACHE_DIR is empty. Under coverage each line and branch of the
+package is attributed to the test file that reached it; what imports and children reach, to none.
 
 Command:  python -m pytest -p experiments.checks.costs_of_tests --costs=costs.jsonl
           coverage run -m pytest -p experiments.checks.costs_of_tests; coverage combine --quiet; coverage report
@@ -26,9 +26,9 @@ from absl import app, flags
 
 from experiments.measure import ROOT, smoke_sizes
 
-BEFORE = flags.DEFINE_string("before", None, "Costs of a run.")
-AFTER = flags.DEFINE_string("after", None, "Those of a later run; of tests that ran twice the last line counts.")
-REACHED = flags.DEFINE_string("reached", None, "Data of coverage, combined.")
+BEFORE = flags.DEFINE_string("before", None, "File with the costs of a run.")
+AFTER = flags.DEFINE_string("after", None, "File with those of a later run; a test's last line counts.")
+REACHED = flags.DEFINE_string("reached", None, "Combined data file of coverage.")
 ROWS = 30  # files with a row of their own
 COMPILED = "/jax/core/compile/backend_compile_duration"
 KEPT = "/jax/compilation_cache/cache_hits"
@@ -66,7 +66,7 @@ def cpu_seconds() -> float:
 
 
 def put_down_to(file: str) -> None:
-    """Put the lines that are reached from here on down to a file of tests, if coverage runs."""
+    """Attribute the lines that are reached from now on to a test file, if coverage runs."""
     try:
         from coverage import Coverage
     except ImportError:
@@ -77,7 +77,7 @@ def put_down_to(file: str) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --costs."""
-    parser.addoption("--costs", default="", help="file that gets a line with what each test costs")
+    parser.addoption("--costs", default="", help="file that gets a line with the costs of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def costs(path: Path) -> dict[str, list[float]]:
-    """Return file of tests → its seconds, tests and programs; of tests that ran twice the last line counts."""
+    """Return test file → its seconds, tests and programs; for tests that ran twice the last line counts."""
     rows = {row["test"]: row for row in map(json.loads, path.read_text().splitlines())}
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0, 0])
     for test, row in rows.items():
@@ -98,7 +98,7 @@ def costs(path: Path) -> dict[str, list[float]]:
 
 
 def only_reached(path: Path) -> Counter[str]:
-    """Return file of tests → the lines that no other file reaches, and no import or child."""
+    """Return test file → the lines that no other test file reaches, nor any import or child."""
     from coverage import CoverageData
 
     data, found = CoverageData(str(path)), Counter[str]()

@@ -29,9 +29,9 @@ from absl import app, flags
 from experiments.measure import smoke_sizes
 from jformer.models.layers.dropout import DropoutKey, Site, dropout, mix
 
-ROWS = flags.DEFINE_integer("rows", 64, "Of a mask.")
+ROWS = flags.DEFINE_integer("rows", 64, "Rows of a mask.")
 LENGTH = flags.DEFINE_integer("length", 64, "Positions of a mask.")
-FEATURES = flags.DEFINE_integer("features", 512, "Of a mask.")
+FEATURES = flags.DEFINE_integer("features", 512, "Features of a mask.")
 SEEDS = flags.DEFINE_integer("seeds", 8, "Masks of each kind.")
 
 RATES = (0.1, 0.3, 0.5)
@@ -75,7 +75,7 @@ def tests(draw: Draw, shape: Axes, seeds: int, rates: Sequence[float] = RATES) -
 
 
 def neighbours(draw: Draw, rate: float, masks: np.ndarray) -> Iterator[Test]:
-    """Yield the correlation of a mask with the one beside it, in every direction there is."""
+    """Yield the correlations of masks with their neighbours, in every direction."""
     seeds, *_, features = masks.shape
     half = (features + 1) // 2
     for name, axis in (("row", 1), ("position", 2), ("feature", 3)):
@@ -153,7 +153,7 @@ def z_of_patterns(masks: np.ndarray, sizes: Sequence[int], rate: float) -> float
 
 
 def shifted(length: int, by: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places that have one `by` further on, and those."""
+    """Return the places of all pairs that lie `by` apart: the first ones, and the second ones."""
     return np.arange(length - by), np.arange(by, length)
 
 

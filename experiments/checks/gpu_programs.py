@@ -1,9 +1,8 @@
 """Does every kind of program compile for NVIDIA GPUs? Presets, tasks and ways to train, on meshes and in dtypes.
 
-Nothing runs: XLA's compiler for GPUs makes the programs on a machine without one. Models have two layers of 64 features
-and 8,000 tokens: whether a program compiles depends on its operations, not on its sizes. A cell of the table is
-the memory of a GPU in MiB, or the error. With --results a file gets each cell as soon as it is known, and a second run
-compiles the rest.
+Nothing runs: XLA's compiler for GPUs needs none. Models have two layers of 64 features and 8,000 tokens: whether a
+program compiles depends on its operations, not on its sizes. A cell of the table is the memory of a GPU in MiB, or the
+error. With --results, each cell is saved to a file as soon as it is known, and a second run compiles the rest.
 
 Command:  pip install -e ".[gpu-aot]"; python -m experiments.checks.gpu_programs [--topology=h100] [--cases=gpt2,t5]
           [--meshes=8x1x1] [--dtypes=bfloat16] [--programs=update,beam] [--sample=24] [--minutes=60]
@@ -80,12 +79,12 @@ SMALL = {
 }
 
 CHOSEN = {
-    name: flags.DEFINE_list(name, [*values], "Of the table.")
+    name: flags.DEFINE_list(name, [*values], f"The {name} of the table.")
     for name, values in {"cases": CASES, "meshes": MESHES, "dtypes": DTYPES, "programs": PROGRAMS}.items()
 }
 TOPOLOGY = flags.DEFINE_string("topology", "h100", "The kind of GPU.")
 SAMPLE = flags.DEFINE_integer("sample", 0, "Cells to compile, drawn at random; 0 compiles all.")
-MINUTES = flags.DEFINE_float("minutes", 0.0, "After which no cell is begun; 0 = none.")
+MINUTES = flags.DEFINE_float("minutes", 0.0, "Minutes after which no cell is started; 0 = no limit.")
 RESULTS = flags.DEFINE_string("results", None, "File of cells, one a line; those in it are not compiled again.")
 
 
@@ -101,7 +100,7 @@ class Cell(NamedTuple):
 def cells(
     cases: Sequence[str], programs: Sequence[str], dtypes: Sequence[str], meshes: Sequence[str], sample: int = 0
 ) -> list[Cell]:
-    """Return the programs that there are, or a sample of them, which is the same every time."""
+    """Return all programs of the table, or a sample of them, which is the same every time."""
     found = [
         Cell(case, program, dtype, mesh)
         for case in cases
@@ -114,12 +113,12 @@ def cells(
 
 
 def exists(case: str, program: str) -> bool:
-    """Return whether a task has a program: only searches differ in how they search, only texts are scored."""
+    """Return whether a task has a program: one that writes no text has a single program to answer, and no scoring."""
     if program == "update":
         return case != "ensemble"
     of_updates = {"data.batching", "train.accumulation", "train.ema_decay", "optim.r_drop", "model.execution.remat"}
     if of_updates & {*CASES[case][1]}:
-        return False  # the searches are those of the same case without
+        return False  # its searches are those of the same case without the option
     answer = build_task(configured(case, program, "float32")).answer
     return program == "greedy" if answer in HEADS else bool(answer)
 
@@ -153,7 +152,7 @@ def compiled(cell: Cell, kind: str = "h100") -> Figures:
 
 
 class Outcome(NamedTuple):
-    """What became of a cell."""
+    """The outcome of a cell."""
 
     kind: str  # compiled, refused (by a message of ours) or failed
     text: str  # the memory of a GPU in MiB, or the error
@@ -161,7 +160,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(cell: Cell, kind: str) -> Outcome:
-    """Compile a program, and print and return what became of it."""
+    """Compile a program; print and return the outcome."""
     began = time.process_time()
     try:
         found = "compiled", f"{compiled(cell, kind).memory / 2**20:,.0f}"
@@ -176,13 +175,13 @@ def outcome(cell: Cell, kind: str) -> Outcome:
 
 
 def recorded(path: Path | None) -> dict[Cell, Outcome]:
-    """Return the cells of a file; of several lines for one the last counts."""
+    """Return the cells of a file; if a cell has several lines, the last one counts."""
     lines = path.read_text().splitlines() if path and path.exists() else []
     return {Cell(*cell): Outcome(*result) for cell, result in map(json.loads, lines)}
 
 
 def outcomes(todo: Sequence[Cell], kind: str, path: Path | None, end: float) -> dict[Cell, Outcome]:
-    """Return what became of cells, from a file, or else compiled and added to it."""
+    """Return the outcomes of cells, from a file, or else compiled and added to it."""
     found = recorded(path)
 
     def record(cell: Cell, result: Outcome) -> None:

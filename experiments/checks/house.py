@@ -23,8 +23,8 @@ CHECKOUT = flags.DEFINE_string("root", str(Path(__file__).parents[2]), "The chec
 FILES = flags.DEFINE_bool("files", False, "List the files of the package with their first lines.")
 
 ENTRIES = {"loop": "jformer.training.loop", "update": "jformer.training.step", "predictor": "jformer.inference.predict"}
-# Answers a text with a beam search, and prints each file of ours in which a function ran meanwhile. What models call
-# does not count: between a text and its translation a reader takes them as given.
+# Answers a text with a beam search, and prints each file of ours in which a function ran meanwhile. Models and what
+# they call do not count: a reader who follows a text to its translation takes them as given.
 PATH = """
 import sys, tempfile, threading
 from pathlib import Path
@@ -56,7 +56,7 @@ Arrows = Mapping[str, set[str]]
 
 
 class Function(NamedTuple):
-    """What a function takes of a reader."""
+    """What a function asks of a reader."""
 
     name: str  # module.function
     lines: int
@@ -122,7 +122,7 @@ def arrows_between_rooms(root: Path) -> dict[str, set[str]]:
 
 
 def floors(arrows: Arrows) -> list[set[str]]:
-    """Return what lies on each floor: what it imports lies lower. What imports each other in a circle is on none."""
+    """Return the members of each floor, which import only from lower ones; members of import cycles are on none."""
     found: list[set[str]] = []
     placed: set[str] = set()
     while free := {name for name, targets in arrows.items() if name not in placed and targets <= placed}:
@@ -132,7 +132,7 @@ def floors(arrows: Arrows) -> list[set[str]]:
 
 
 def in_circles(arrows: Arrows) -> set[str]:
-    """Return what imports itself by way of others."""
+    """Return the members of import cycles."""
 
     def reached(start: str) -> set[str]:
         found, waiting = set[str](), [start]
@@ -187,7 +187,7 @@ def on_the_path(root: Path) -> list[str]:
 
 
 def duplicates(names: Iterable[str]) -> list[str]:
-    """Return the names that occur more than once, but those that the language asks for."""
+    """Return the names that occur more than once, except those that Python prescribes."""
     return sorted(name for name, number in Counter(names).items() if number > 1 and not name.startswith("__"))
 
 

@@ -25,11 +25,11 @@ from absl import app, flags
 
 from experiments.measure import ROOT, smoke_sizes
 
-NUMBER = flags.DEFINE_integer("number", 100, "Mutations.")
-SEED = flags.DEFINE_integer("seed", 0, "Of the draw.")
-COMMIT = flags.DEFINE_string("commit", "HEAD", "What is mutated.")
+NUMBER = flags.DEFINE_integer("number", 100, "Mutations to draw.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the draw.")
+COMMIT = flags.DEFINE_string("commit", "HEAD", "The commit to mutate.")
 TIMEOUT = flags.DEFINE_integer("timeout", 600, "Seconds until a step of a mutation's tests counts as hanging.")
-OWN = flags.DEFINE_bool("own", False, "Against the tests that mirror the module alone: quicker, and kills fewer.")
+OWN = flags.DEFINE_bool("own", False, "Run only the tests that mirror the module: quicker, but kills fewer.")
 NOTHING_RAN = 5  # pytest's exit code where all tests are marked slow, or need a library that is not installed
 WHOLE_RUNS = ["tests/training/test_loop.py", "tests/test_main.py", "tests/test_every_task.py"]
 SWAPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -39,7 +39,7 @@ SWAPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 
 class Mutation(NamedTuple):
-    """One place of a file, and what would stand there."""
+    """A place in a file, and its replacement."""
 
     path: Path
     node: ast.expr | ast.stmt
@@ -75,12 +75,12 @@ def mutations(path: Path) -> Iterator[Mutation]:
 
 
 def is_node(child: object) -> bool:
-    """Return whether a field of a node is a node that may be mutated; f-strings do not say where their parts stand."""
+    """Return whether a field of a node is a node that may be mutated; parts of f-strings have no exact positions."""
     return isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr)
 
 
 def replacements(node: ast.expr | ast.stmt) -> Iterator[str]:
-    """Yield what may stand in the place of a node."""
+    """Yield the replacements of a node."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in SWAPPED:
             yield f"({ast.unparse(ast.Compare(node.left, [SWAPPED[type(op)]()], node.comparators))})"
@@ -97,7 +97,7 @@ def replacements(node: ast.expr | ast.stmt) -> Iterator[str]:
             yield "pass"
 
 
-@functools.cache  # each of thousands of mutations asks, and all tests are read for the answer
+@functools.cache  # thousands of mutations ask, and the answer takes reading all tests
 def tests_of(path: Path, root: Path) -> list[list[str]]:
     """Return the steps of tests for a module, each a list of paths: its own, its room's and its users', whole runs."""
     module = path.relative_to(root / "jformer").with_suffix("")
@@ -114,7 +114,7 @@ def tests_of(path: Path, root: Path) -> list[list[str]]:
 
 
 def fate(mutation: Mutation, steps: list[list[str]], root: Path) -> str:
-    """Run the tests on the mutated package; return what became of the mutation.
+    """Run the tests on the mutated package; return the fate of the mutation.
 
     A test that fails without the mutation too kills nothing, and is left out.
     """

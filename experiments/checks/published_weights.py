@@ -1,13 +1,13 @@
-"""Take directories of published models through the documented commands: import, logits beside transformers, export.
+"""Run the directories of published models through the documented commands: import, logits beside transformers, export.
 
 python -m experiments.checks.published_weights MODEL_DIR … [--texts=FILE] [--more="--model_type=bert"]
 
-With --smoke, the directories are those of small models with random weights. Prints a row of a table for each, of which
-it makes a copy: whether `jformer.hf import`, with the options of --more, takes it as it lies there, or after the
-`jformer.hf unpickle` that it asks for, or why not; the largest difference of logits, relative to the largest logit, and
-the positions whose likeliest token or class is the same, both beside transformers; the lines of --texts (default:
-README.md) with the ids of AutoTokenizer; the tensors that an export has bit for bit; seconds and peak memory of the
-import and of the export. Needs pip install -e ".[parity]".
+With --smoke, the directories are those of small models with random weights. Prints a table row for a copy of each:
+whether `jformer.hf import`, with the options of --more, accepts it as it is, or after the `jformer.hf unpickle` that it
+asks for, or why not; the largest difference of logits from transformers, relative to the largest logit, and the
+positions whose likeliest token or class is the same; the lines of --texts (default: README.md) with the ids of
+AutoTokenizer; the tensors that an export has bit for bit; seconds and peak memory of the import and of the export.
+Needs pip install -e ".[parity]".
 """
 
 import argparse
@@ -90,7 +90,7 @@ def row_of(directory: Path, folder: Path, texts: list[str], more: list[str]) -> 
 
 
 def their_ids(origin: Path, given: dict[str, str], texts: list[str]) -> list[list[int]]:
-    """Return the ids of texts by AutoTokenizer, with the same facts that options of the import give."""
+    """Return the ids of texts by AutoTokenizer, given the same facts as the options of the import."""
     import transformers
 
     elsewhere = {"model_type", "tokenizer"} & given.keys()  # no config.json with a model_type stands beside the files

@@ -1,1 +1,1 @@
-"""What kills, cuts and growing sizes do to runs, sweeps and servers."""
+"""How runs, sweeps and servers take kills, cut connections and growing sizes."""

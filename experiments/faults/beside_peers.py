@@ -1,4 +1,4 @@
-"""What do others' programs take? An update of ours and of peers, compiled for the same chip, shape and dtype.
+"""What do peers' programs cost? An update of ours and of peers, compiled for the same chip, shape and dtype.
 
 Nothing is run. Peers are Flax's examples/wmt (encoder-decoders) or lm1b (decoders), from a checkout, and the same
 layers in plain Flax with jax.nn's attention, float32 logits and Optax: experiments/speed/steps_flax. None drops
@@ -29,9 +29,9 @@ from jformer.tools.forecast.roofline import bound
 from jformer.tools.forecast.topology import GIB, Topology, compiler_options, open_topology
 
 MODELS = flags.DEFINE_list("models", ["gpt2_1k", "base"], "Rows of UPDATES.")
-SIDES = flags.DEFINE_list("sides", ["ours", "plain", "example"], "Whose programs.")
+SIDES = flags.DEFINE_list("sides", ["ours", "plain", "example"], "Whose programs to compile.")
 TOPOLOGY = flags.DEFINE_string("topology", "v6e:1x1", "The chips, over which the rows are split: v5e:2x4, h100.")
-EXAMPLES = flags.DEFINE_string("examples", None, "The folder examples of a checkout of Flax; none, no such side.")
+EXAMPLES = flags.DEFINE_string("examples", None, "The folder examples of a checkout of Flax; without it, no such side.")
 LARGEST = flags.DEFINE_integer("kernels", 0, "How many kernels to list of each program.")
 HEADS = ("FLOPs", "HBM", "kernels", "temps", "sent", "products", "memory", "apart", "MFU, apart", "at most")
 
@@ -68,7 +68,7 @@ def row_of(found: Figures, useful: float, chips: Topology) -> list[str]:
 
 
 def programs(name: str, chips: Topology) -> Iterator[tuple[str, Figures]]:
-    """Yield whose program it is, and its figures."""
+    """Yield whose program each is, and its figures."""
     update = UPDATES[name]._replace(fsdp=1)
     example = "wmt" if update.lengths[0] else "lm1b"
     if "ours" in SIDES.value:

@@ -1,8 +1,8 @@
-"""What does a decoded token cost? Searches compiled for chips that are not here, against reading what they need once.
+"""What does a decoded token cost? Searches compiled for absent chips, against reading what they need once.
 
-Nothing is run. A step is what runs as often as there are tokens; its ideal reads the weights that it multiplies by and
-all entries of the cache once, in bfloat16. One sentence is searched greedily as two rows. Needs libtpu or the CUDA
-plugin: pip install -e ".[tpu-aot]" or ".[gpu-aot]".
+Nothing is run. A step is what runs once a token; its ideal reads the weights that it multiplies by and all entries of
+the cache once, in bfloat16. A greedy search decodes one sentence as two rows. Needs libtpu or the CUDA plugin:
+pip install -e ".[tpu-aot]" or ".[gpu-aot]".
 
 Command:  python -m experiments.faults.decoding_programs [--topology=h100] [--models=base,gpt2_1k] [--rows=2,32,256]
           [--beams=1,4] [--kernels=5] [--smoke]      (10 to 60 seconds each)
@@ -41,7 +41,7 @@ def search(update: Update, rows: int, beam: int, chips: Topology) -> tuple[Figur
 
 
 def weights(model: ModelConfig) -> int:
-    """Return the bytes of what a step multiplies by, in bfloat16: layers that read no source, and a table."""
+    """Return the bytes of a step's weights in bfloat16: the layers, except those that read a source, and a table."""
     shapes = jax.eval_shape(lambda key: init_params(build_model(model), key), jax.random.key(0))
     sizes = {jax.tree_util.keystr(path): leaf.size for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
     once = ("['cross_attn']['k']", "['cross_attn']['v']")
@@ -52,7 +52,7 @@ def weights(model: ModelConfig) -> int:
 
 
 def cache(model: ModelConfig, rows: int, beam: int) -> int:
-    """Return the bytes of a cache in bfloat16: the entries of all beams, a prompt, and the keys of a source."""
+    """Return the bytes of a cache in bfloat16: the entries of all beams, and of a prompt or source."""
     entries = ROOM * beam + LENGTH
     layers = model.num_decoder_layers or model.num_layers
     return 2 * rows * layers * entries * model.kv_heads * (model.key_size + model.value_size)

@@ -1,9 +1,9 @@
-"""Does a sweep survive the death of its workers and of its trials' processes, and measure the same?
+"""Does a sweep survive the death of its workers and of its trials' processes, and get the same results?
 
-Two sweeps of 20 arms and two seeds of a run of seconds are done by `--workers` workers each: one undisturbed, one while
-workers and processes of trials are killed at random moments drawn from `--seed`. Printed: whether each trial has one
-result, whether it is to the last bit that of the undisturbed sweep, how long a killed worker still held its trial, and
-for how long the workers of the undisturbed sweep had no trial's process.
+Two sweeps of 20 arms and two seeds, whose trials take seconds, are run by `--workers` workers each: one undisturbed,
+one while workers and processes of trials are killed at random moments drawn from `--seed`. Printed: whether each trial
+has one result, whether it equals that of the undisturbed sweep to the last bit, how long a killed worker still held its
+trial, and for how long the workers of the undisturbed sweep had no trial's process.
 
 Command:  python -m experiments.faults.kill_sweep [--kills=24] [--workers=4] [--seed=0] [--smoke]
 """
@@ -32,11 +32,11 @@ from jformer.tools.sweep.queue import TrialQueue
 
 KILLS = flags.DEFINE_integer("kills", 24, "Workers to kill; a third as many processes of trials are killed as well.")
 WORKERS = flags.DEFINE_integer("workers", 4, "Workers at a time.")
-SEED = flags.DEFINE_integer("seed", 0, "Of when and which.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed for when to kill, and which.")
 
 LEASE = 10.0  # seconds
 SIZES: dict[bool, dict[str, object]] = {False: {"seeds": (0, 1), "rates": 10}, True: {"seeds": (0,), "rates": 1}}
-WORKERS_KILLED = 0.75  # of all that are killed; the others are processes of trials
+WORKERS_KILLED = 0.75  # share of all that are killed; the others are processes of trials
 EXPERIMENT = '''"""Small runs, forty of them where nothing else is asked for."""
 from jformer.tools.sweep import product
 
@@ -73,7 +73,7 @@ TIMED = shlex.join(
 
 
 class Sweep:
-    """A sweep, being done."""
+    """A sweep in progress."""
 
     def __init__(self, folder: Path, command: str = "") -> None:
         """Start it."""
@@ -98,7 +98,7 @@ class Sweep:
             )
 
     def living(self) -> bool:
-        """Return whether it is still under way."""
+        """Return whether it is still running."""
         return self._process.poll() is None
 
     def rows(self) -> list[FrozenTrial]:
@@ -110,7 +110,7 @@ class Sweep:
         return processes_with(word, within=f"--workdir={self.workdir}")
 
     def finish(self) -> str:
-        """Wait for the end; return how it went in short."""
+        """Wait for the end; return a summary."""
         code = self._process.wait()
         if code:
             print(self._log.read_text()[-2_000:])
@@ -124,7 +124,7 @@ class Sweep:
 
 
 def undisturbed(folder: Path) -> tuple[list[Trial], float]:
-    """Return the trials of a sweep that nobody disturbs, and its seconds; print for how long workers had no process."""
+    """Return the trials of an undisturbed sweep, and its seconds; print for how long workers had no process."""
     began = time.time()
     sweep = Sweep(folder, TIMED)
     try:
@@ -147,9 +147,9 @@ def undisturbed(folder: Path) -> tuple[list[Trial], float]:
 
 
 def disturbed(folder: Path, draw: random.Random, seconds: float) -> list[Trial]:
-    """Return the trials of a sweep whose workers and processes are killed; print what became of them.
+    """Return the trials of a sweep whose workers and processes are killed; print the outcome.
 
-    The deaths are spread over `seconds`, what it takes undisturbed.
+    The deaths are spread over `seconds`, the time that it takes undisturbed.
     """
     began = time.monotonic()
     sweep = Sweep(folder)
@@ -176,8 +176,8 @@ def disturbed(folder: Path, draw: random.Random, seconds: float) -> list[Trial]:
 def kill(sweep: Sweep, draw: random.Random, pause: float) -> tuple[dict[int, float], int]:
     """Kill workers and processes at random moments, `pause` seconds apart on average, until the sweep ends.
 
-    Return which workers, each with the time of its death, and how many processes; a trial loses two at most, as one of
-    three crashes has failed.
+    Return the workers, each with the time of its death, and the number of processes; a trial loses at most two, as it
+    fails at its third crash.
     """
     workers, victims = dict[int, float](), list[str]()
     while sweep.living():
@@ -204,7 +204,7 @@ def end(pid: int) -> None:
 
 
 def stuck(rows: list[FrozenTrial], killed: dict[int, float]) -> list[float]:
-    """Return for how many seconds each trial of a killed worker still had that as its owner."""
+    """Return for how many seconds each trial of a killed worker was still owned by it."""
     found = []
     for row in rows:
         death, told = killed.get(row.user_attrs.get("owner", {}).get("pid")), row.datetime_complete
@@ -214,7 +214,7 @@ def stuck(rows: list[FrozenTrial], killed: dict[int, float]) -> list[float]:
 
 
 def main(_: list[str]) -> None:
-    """Print how it went."""
+    """Run both sweeps and compare them."""
     smoke_sizes(kills=1, workers=2)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kill-sweep-") as folder:

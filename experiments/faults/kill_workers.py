@@ -1,7 +1,7 @@
 """Does a run of two processes survive the death of either, again and again, and learn the same?
 
-A quickstart of frequent checkpoints runs under `launch.sh local 2`, once unbroken and once while one of its workers is
-killed at `--kills` updates drawn from `--seed`. Printed: how often all were started again, how long until the next row
+The quickstart, with frequent checkpoints, runs under `launch.sh local 2`, once undisturbed and once while one of its
+workers is killed at `--kills` updates drawn from `--seed`. Printed: the number of restarts, how long until the next row
 after a death, and whether the rows of both runs are the same.
 
 Command:  python -m experiments.faults.kill_workers [--kills=20] [--seed=0] [--smoke]
@@ -26,7 +26,7 @@ from experiments.runs import flags_of, processes_with, small_run
 from jformer.evaluation import records
 
 KILLS = flags.DEFINE_integer("kills", 20, "Workers to kill.")
-SEED = flags.DEFINE_integer("seed", 0, "Of when and which.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed for when to kill, and which.")
 
 EVERY = 10  # updates between checkpoints; two deaths lie at least as far apart
 APART = 30
@@ -43,7 +43,7 @@ OPTIONS = {
 
 
 class Run:
-    """A run of two processes, being made."""
+    """A run of two processes in progress."""
 
     def __init__(self, workdir: Path, steps: int) -> None:
         self.workdir, self._log = workdir, workdir.with_suffix(".log")
@@ -71,18 +71,18 @@ class Run:
             time.sleep(0.02)
 
     def kill(self, process: int) -> None:
-        """Kill one of the two, as a machine that is gone would."""
+        """Kill one of the two, as the loss of its machine would."""
         for pid in processes_with(f"--workdir={self.workdir}", f"--process={process}")[:1]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> tuple[int, int]:
-        """Wait for the end; return the exit code and how often all were started again."""
+        """Wait for the end; return the exit code and the number of restarts."""
         code = self._process.wait()
         return code, self._log.read_text().count("supervise: running again")
 
     def told(self) -> str:
-        """Return the end of what it said."""
+        """Return the end of its output."""
         return self._log.read_text()[-2_000:]
 
     def stop(self) -> None:
@@ -92,7 +92,7 @@ class Run:
 
 
 def unbroken(workdir: Path, steps: int) -> list[dict[str, float]]:
-    """Return the rows of a run that nobody disturbs."""
+    """Return the rows of an undisturbed run."""
     run = Run(workdir, steps)
     try:
         code, again = run.finish()
@@ -104,7 +104,7 @@ def unbroken(workdir: Path, steps: int) -> list[dict[str, float]]:
 
 
 def broken(workdir: Path, steps: int, deaths: list[int], draw: random.Random) -> tuple[list[dict[str, float]], int]:
-    """Return the rows of a run whose workers die at the given updates, and how often it was started again."""
+    """Return the rows of a run whose workers die at the given updates, and the number of restarts."""
     run, waits = Run(workdir, steps), []
     try:
         for number, step in enumerate(deaths, start=1):
@@ -127,7 +127,7 @@ def broken(workdir: Path, steps: int, deaths: list[int], draw: random.Random) ->
 
 
 def main(_: list[str]) -> None:
-    """Print how it went."""
+    """Run both and compare them."""
     smoke_sizes(kills=1)
     draw = random.Random(SEED.value)
     deaths = [APART * (n + 1) + draw.randrange(APART - EVERY) for n in range(KILLS.value)]

@@ -1,13 +1,13 @@
 """How soon does a run of several processes end when one dies, freezes, is stuck or is cut off, and what does it lose?
 
-A small run goes from fault to fault: its processes train until `--apart` updates are done, one of them is hurt, and all
-must end by themselves, but for one that is frozen or stuck in C, which is killed afterwards. The next ones begin with
+A small run goes from fault to fault: its processes train for `--apart` updates, a fault hits one of them, and all must
+end by themselves, except for one that is frozen or stuck in C, which is killed afterwards. The next ones resume from
 what is saved. Printed: seconds from the fault to the end of each process, exit codes, the line that says why, and
 whether every checkpoint from before the fault is still the newest or older than the newest.
 
   dead    SIGKILL           frozen  SIGSTOP
   stuck   the main thread sleeps from the next update on, under train.stall_seconds=4
-  cut     what process 1 and the coordinator say to each other goes nowhere any more, or its connection closes
+  cut     messages between process 1 and the coordinator no longer arrive, or their connection closes
 
 Command:  python -m experiments.faults.process_faults [--processes=2] [--rounds=5] [--apart=15] [--smoke]
 """
@@ -31,8 +31,8 @@ from jformer.evaluation import records
 from jformer.parallel.processes.children import die_with_parent, free_port
 from tests.parallel.processes.proxy import Proxy
 
-PROCESSES = flags.DEFINE_integer("processes", 2, "Processes of the run, of which 0 or 1 is hurt.", lower_bound=2)
-ROUNDS = flags.DEFINE_integer("rounds", 5, "Times that each of the four faults happens.")
+PROCESSES = flags.DEFINE_integer("processes", 2, "Processes of the run; the fault hits 0 or 1.", lower_bound=2)
+ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each of the four faults happens.")
 APART = flags.DEFINE_integer("apart", 15, "Updates before a fault.")
 
 FAULTS = ("dead", "frozen", "stuck", "cut")
@@ -44,12 +44,12 @@ COMPILING = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }  # alike in all
-ENDINGS = (75, -signal.SIGABRT)  # by our word, or by JAX's C++
+ENDINGS = (75, -signal.SIGABRT)  # ended by us, or by JAX's C++
 OPTIONS = small_run(100_000) | {"train.checkpoint_every": EVERY, "train.stall_seconds": STALL_SECONDS}
 
 
 class Fault(NamedTuple):
-    """What happens, and to whom; `how` tells two ways of being cut."""
+    """A fault and its victim; `how` is one of two ways to cut it off."""
 
     kind: str
     victim: int
@@ -69,14 +69,14 @@ def main(_: Sequence[str]) -> None:
         for fault in faults:
             ended.append(happen(fault, Path(folder)))
     well = [seconds for seconds in ended if seconds is not None]
-    print(f"{len(well)} of {len(faults)} ended for a reason that was said, with nothing lost")
+    print(f"{len(well)} of {len(faults)} ended with a reason printed and nothing lost")
     print(f"{sum(seconds < LIMIT for seconds in well)} of these within {LIMIT:.0f} s")
     if len(well) < len(faults):
         raise SystemExit(1)
 
 
 def happen(fault: Fault, folder: Path) -> float | None:
-    """Run the processes into a fault; return the seconds until all ended, None if one did not end well."""
+    """Start the processes and hit one; return the seconds until all ended, None if one did not end as it should."""
     workdir = folder / "run"
     begun = newest(workdir)
     with started(folder) as (processes, proxy):
@@ -141,7 +141,7 @@ def started(folder: Path) -> Iterator[tuple[list[subprocess.Popen[bytes]], Proxy
 
 
 def is_on_its_way(processes: Sequence[subprocess.Popen[bytes]], workdir: Path, begun: int) -> bool:
-    """Wait for as many updates after the checkpoint it began with, and for a newer one; tell whether they came."""
+    """Wait for `--apart` updates after the checkpoint it began with, and a newer one; return whether both came."""
     deadline, update = time.monotonic() + PATIENCE, max(begun, 0) + APART.value
     while not ((rows := records.rows(workdir)) and rows[-1]["step"] >= update and newest(workdir) > begun):
         if time.monotonic() > deadline or any(process.poll() is not None for process in processes):

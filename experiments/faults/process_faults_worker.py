@@ -1,4 +1,4 @@
-"""jformer.main whose main thread sleeps for good in the next update once it gets SIGUSR1: what `process_faults` starts.
+"""jformer.main whose main thread sleeps forever in the next update after SIGUSR1; `process_faults` starts it.
 
 Command:  python -m experiments.faults.process_faults_worker ARGUMENTS OF jformer.main
 """
@@ -16,7 +16,7 @@ if __name__ == "__main__":
     stuck, collect = threading.Event(), TrainingLog.collect
 
     def sleep_if_stuck(*arguments: Any) -> None:
-        """Do what every update does, and no more if the signal came."""
+        """Do what every update does, and sleep forever if the signal came."""
         collect(*arguments)
         if stuck.is_set():
             time.sleep(1e6)

@@ -1,9 +1,9 @@
-"""What does a run of 1,000 processes ask of process 0: how long until all have joined, and what do their beats take?
+"""What does a run of 1,000 processes cost process 0: how long until all have joined, and what do heartbeats take?
 
 The processes are simulated: each is a client of JAX's coordination service with its own connection, but 250 of them are
-threads of one real process, and none computes. They meet, connect, beat and wait for the word that ends them, as
-`parallel/processes` does; process 0 is this one. Printed: seconds from the first knock to the last connection, apart
-from the imports, and the share of a core that process 0 takes for the beats and for judging them.
+threads of one real process, and none computes. They meet, connect, beat and wait for the message that ends them, as
+`parallel/processes` does; process 0 is this one. Printed: seconds from the first attempt to meet to the last
+connection, without imports, and the share of a core that process 0 takes to receive and judge the beats.
 
 Command:  python -m experiments.faults.process_scale [--processes=1000] [--seconds=20] [--smoke]
 """
@@ -29,8 +29,8 @@ from jformer.parallel.processes.service import BEAT_SECONDS, BEATS_PER_SECOND, H
 from jformer.parallel.processes.stall import PeerWatch, Status
 
 PROCESSES = flags.DEFINE_integer("processes", 1_000, "Processes of the run.")
-SECONDS = flags.DEFINE_float("seconds", 20.0, "For which the beats are looked at.")
-PORT = flags.DEFINE_integer("port", 0, "Of process 0; simulate processes instead.")
+SECONDS = flags.DEFINE_float("seconds", 20.0, "Seconds for which the beats are watched.")
+PORT = flags.DEFINE_integer("port", 0, "Port of process 0; if given, simulate processes instead.")
 RANGE = flags.DEFINE_list("range", [], "The first process to simulate, and the one after the last.")
 
 EACH = 250  # simulated processes of a real one
@@ -47,7 +47,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def measure() -> None:
-    """Be process 0."""
+    """Run as process 0."""
     count, port, fields = PROCESSES.value, free_port(), software()
     helpers = [start(port, first, min(first + EACH, count)) for first in range(1, count, EACH)]
     for helper in helpers:
@@ -75,11 +75,11 @@ def measure() -> None:
         helper.wait()
     assert service  # is held until here
     sys.stdout.flush()
-    os._exit(0)  # JAX's own end would wait for the clients
+    os._exit(0)  # JAX's own shutdown would wait for the clients
 
 
 def judge(client: Any, machines: Sequence[str], seconds: float) -> int:
-    """Look at the beats as process 0 does; return how many processes were seen."""
+    """Check the beats as process 0 does; return the number of processes seen."""
     watch, beats, deadline = PeerWatch(machines), [], time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(every())
@@ -92,7 +92,7 @@ def judge(client: Any, machines: Sequence[str], seconds: float) -> int:
 
 
 def simulate() -> None:
-    """Be some processes, once told so, until killed."""
+    """Simulate some processes, on a signal from process 0, until killed."""
     fields = software()
     numbers = range(*map(int, RANGE.value))
     here, lock = [], threading.Lock()
@@ -148,10 +148,10 @@ def start(port: int, first: int, last: int) -> subprocess.Popen[str]:
 
 
 def heard(helper: subprocess.Popen[str], word: str) -> None:
-    """Wait for a word of a helper."""
+    """Wait for a word from a helper."""
     assert helper.stdout
     if (line := helper.stdout.readline().strip()) != word:
-        raise SystemExit(f"a helper said {line!r} and not {word!r}")
+        raise SystemExit(f"a helper printed {line!r}, not {word!r}")
 
 
 def tell(helper: subprocess.Popen[str]) -> None:

@@ -1,4 +1,4 @@
-"""Are the programs for TPUs good ones? Updates compiled for slices that are not here, against what they should take.
+"""How good are the programs for TPUs? Updates compiled for absent slices, against what they should cost.
 
 Five goals: the model's FLOPs are 97 % of the program's or more; it moves at most 1.3 times the bytes of the ideal (each
 product reads and writes its arrays once, the state goes twice); no parameter is gathered twice in a pass; collectives
@@ -34,7 +34,7 @@ from jformer.training.memory import UpdateMemory
 
 
 class Update(NamedTuple):
-    """An update to compile: `rows` of a chip, with so many tokens on both sides."""
+    """An update to compile: `rows` of a chip, with `lengths` tokens on the two sides."""
 
     preset: str
     family: str  # of the chips
@@ -65,7 +65,7 @@ UPDATES = {
 }
 NAMES = flags.DEFINE_list("programs", ["gpt2_1k", "gpt2_8k", "big", "t5_large"], "Rows of UPDATES.")
 COUNTS = flags.DEFINE_list("chips", ["8", "256"], "Chips of a slice.")
-FAMILY = flags.DEFINE_enum("family", None, CHIPS, "Of the chips, in place of the one that UPDATES names.")
+FAMILY = flags.DEFINE_enum("family", None, CHIPS, "Family of the chips, instead of the one that UPDATES names.")
 HEADS = ("FLOPs", "HBM", "of ideal", "twice", "beside", "waited", "state", "temps", "of pred.", "bound", "apart", "MFU")
 
 
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _slice(family: str, count: int) -> str:
-    """Return gcloud's name of a slice of so many chips."""
+    """Return gcloud's name of a slice of `count` chips."""
     chip = CHIPS[family]
     return f"{chip.type or family}-{count * chip.cores}"
 

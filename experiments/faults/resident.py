@@ -1,4 +1,4 @@
-"""Does the memory that a run says it will hold agree with what its process held at most?
+"""Does the memory that a run forecasts agree with the peak of its process?
 
 Said: the line "memory of the run" of `jformer.training.forecast`, before anything is compiled. Held: the largest
 resident size of the process (ru_maxrss) over a few updates, a validation and two saves. Letters to copy, on the CPU.
@@ -21,9 +21,9 @@ from experiments.measure import ROOT, commit, processor_name, smoke_sizes
 from experiments.runs import flags_of, small_run
 
 PRESETS = flags.DEFINE_list(
-    "presets", ["transformer_tiny", "transformer_base", "transformer_big"], "Models, each in a process."
+    "presets", ["transformer_tiny", "transformer_base", "transformer_big"], "Models, each in its own process."
 )
-TOKENS = flags.DEFINE_integer("tokens", 2_048, "Of an update.")
+TOKENS = flags.DEFINE_integer("tokens", 2_048, "Tokens of an update.")
 STEPS = flags.DEFINE_integer("steps", 6, "Updates; half of them before the first save.")
 CONFIG = """
 from jformer.config import default_config
@@ -37,7 +37,7 @@ def get_config():
 
 
 def trained(preset: str, folder: Path, small: bool) -> tuple[float, float]:
-    """Train a preset for some updates and return the MiB that it said and that it held."""
+    """Train a preset for some updates; return the MiB that it forecast and the MiB that it held."""
     (folder / "config.py").write_text(CONFIG.format(preset=preset))
     steps = STEPS.value
     options = small_run(steps) if small else {**small_run(steps), "data.tokens_per_update": TOKENS.value}

@@ -1,4 +1,4 @@
-"""What more chips bring, on paper: the update compiled for slices of 4 to 1,024 chips, with as many tokens a chip.
+"""How an update scales on paper: compiled for slices of 4 to 1,024 chips, with the same number of tokens per chip.
 
 Nothing is run. A chip's FLOPs, memory and bytes sent are those of the compiled program; its time is the bound of
 `jformer.tools.forecast.roofline`. Needs libtpu: pip install -e ".[tpu-aot]".
@@ -27,9 +27,9 @@ from jformer.tools.forecast.topology import CHIPS, GIB, Topology, open_topology
 
 PRESETS = flags.DEFINE_list("presets", ["transformer_base", "transformer_big"], "Models, in bfloat16.")
 ROWS = flags.DEFINE_integer("rows", 32, "Rows of a chip.")
-FAMILY = flags.DEFINE_enum("family", "v5p", CHIPS, "The chips.")
+FAMILY = flags.DEFINE_enum("family", "v5p", CHIPS, "Family of the chips.")
 COUNTS = flags.DEFINE_list("chips", ["4", "16", "64", "256", "1024"], "Chips of a slice.")
-FSDP = flags.DEFINE_list("fsdp", ["1", "4"], "Sizes of the mesh's axis fsdp; data has what is left.")
+FSDP = flags.DEFINE_list("fsdp", ["1", "4"], "Sizes of the mesh's axis fsdp; data gets the rest.")
 LENGTH, VOCABULARY = 256, 37_120  # tokens of either side; entries
 HEADS = ("chips", "mesh", "compiled", "TFLOP", "memory", "HBM", "over data", "over fsdp", "bound", "MFU", "tokens/s")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Asked(NamedTuple):
-    """What became of a request."""
+    """The outcome of a request."""
 
     status: int
     content: Any
@@ -18,7 +18,7 @@ class Asked(NamedTuple):
 
 
 class Client:
-    """A connection that is kept, over which one request follows the other."""
+    """A persistent connection, for one request after another."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -48,7 +48,7 @@ class Client:
 
 
 async def load(port: int, texts: Sequence[str], clients: int) -> list[Asked]:
-    """Let clients ask for all texts, each as soon as its last one is answered; return what became of each, in order."""
+    """Let clients request all texts, each as soon as its last one is answered; return the outcomes, in order."""
     found: list[Asked | None] = [None] * len(texts)
     turns = iter(range(len(texts)))
 
@@ -65,7 +65,7 @@ async def load(port: int, texts: Sequence[str], clients: int) -> list[Asked]:
 async def streamed(port: int, texts: Sequence[str], clients: int) -> tuple[list[str], list[float], list[float]]:
     """Let clients stream the answers to texts; return them, the seconds until each began, and until each was whole.
 
-    Raises AssertionError for one whose parts are not its whole.
+    Raises AssertionError for an answer whose parts do not add up to the whole.
     """
     found, begins, ends = [""] * len(texts), [0.0] * len(texts), [0.0] * len(texts)
     turns = iter(range(len(texts)))
@@ -78,7 +78,7 @@ async def streamed(port: int, texts: Sequence[str], clients: int) -> tuple[list[
             while not ends[i]:
                 line = (await reader.readline()).decode()
                 if not line.startswith("data: "):
-                    assert line, "the server left"
+                    assert line, "the server closed the connection"
                     continue
                 begins[i] = begins[i] or time.perf_counter() - began
                 content = json.loads(line.removeprefix("data: "))

@@ -4,10 +4,10 @@ Command:  python -m experiments.faults.server_load --workdir=RUN --source=FILE
           python -m experiments.faults.server_load --smoke
 
 A run is served, by a process of its own, to clients that each send a line, wait for its answer and send the next one.
-Before and after each count of clients, Predictor.predict answers the lines of the file alone, in one call: what else
-the machine does is in both. Then clients stream, others are slow or silent, some send requests that are none, and some
-leave in the middle; --again repeats the first load, to see whether the memory that the server holds goes on growing.
-Clients take part of the same cores. With --smoke, or without a run, a model of letters is trained for some updates.
+Before and after each count of clients, Predictor.predict answers the lines of the file alone, in one call, so that
+other load affects both. Then clients stream, others are slow or silent, some send malformed requests, and some
+disconnect halfway; --again repeats the first load, to see whether the server's memory keeps growing. Clients share the
+same cores. With --smoke, or without a run, a model of letters is trained for some updates.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from jformer.inference.predict import Predictor
 
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained run that translates.")
 SOURCE = flags.DEFINE_string("source", None, "A text file, an input a line.")
-REQUESTS = flags.DEFINE_integer("requests", 10_000, "Requests, at most ten of a client.")
+REQUESTS = flags.DEFINE_integer("requests", 10_000, "Requests, at most ten from each client.")
 CLIENTS = flags.DEFINE_list(
     "clients", ["1024", "256", "16", "1"], "How many clients there are at a time, the most first."
 )
-MALFORMED = flags.DEFINE_integer("malformed", 1_000, "Requests that are none.")
-VANISHING = flags.DEFINE_integer("vanishing", 200, "Clients that leave before their answer, half of them amid asking.")
-SLOW_CLIENTS = flags.DEFINE_integer("slow", 60, "Slow clients, of each kind a third.")
-AGAIN = flags.DEFINE_integer("again", 1, "How often the first load comes again, the memory told after each.")
+MALFORMED = flags.DEFINE_integer("malformed", 1_000, "Malformed requests.")
+VANISHING = flags.DEFINE_integer("vanishing", 200, "Clients that leave before their answer, half of them mid-request.")
+SLOW_CLIENTS = flags.DEFINE_integer("slow", 60, "Slow clients, a third of each kind.")
+AGAIN = flags.DEFINE_integer("again", 1, "How often to repeat the first load; memory is printed after each.")
 OPTIONS = flags.DEFINE_multi_string("option", [], "An option of decoding, such as beam_size=1.")
 
 
@@ -61,7 +61,7 @@ def served(workdir: Path, options: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def malformed(chance: random.Random) -> bytes:
-    """Return a body that is no request."""
+    """Return a malformed body."""
     whole = json.dumps({"inputs": ["a b c"]}).encode()
     kinds = (
         lambda: whole[: chance.randrange(len(whole))],
@@ -77,7 +77,7 @@ def malformed(chance: random.Random) -> bytes:
 
 
 async def misuse(port: int) -> Counter[int]:
-    """Send what is no request, and leave amid asking and before the answer; return the statuses of the former."""
+    """Send malformed requests, and leave halfway and before the answer; return the statuses of the former."""
     chance, client, statuses = random.Random(0), Client(port), Counter[int]()
     for _ in range(MALFORMED.value):
         statuses[(await client.ask(malformed(chance))).status] += 1
@@ -93,7 +93,7 @@ async def misuse(port: int) -> Counter[int]:
 
 
 def tell(name: str, asked: Sequence[Asked], wanted: Sequence[str], seconds: float, plain: float = 0.0) -> None:
-    """Print how many were answered, how soon, and whether as predict answers."""
+    """Print how many were answered, how soon, and how many answers differ from predict's."""
     right = [each for each in asked if each.status == 200]
     other = sum(
         each.status == 200 and each.content["answers"][0]["outputs"][0]["text"] != text
@@ -113,7 +113,7 @@ def tell(name: str, asked: Sequence[Asked], wanted: Sequence[str], seconds: floa
 def load_beside_predict(
     port: int, clients: int, count: int, texts: Sequence[str], answers: Sequence[str], predictor: Predictor
 ) -> None:
-    """Let clients ask so many times, and tell their pace beside that of predict before and after."""
+    """Let clients send `count` requests, and print their rate beside that of predict before and after."""
     paces = [pace(predictor, texts)]
     some, wanted = ([each[i % len(texts)] for i in range(count)] for each in (texts, answers))
     began = time.perf_counter()
@@ -138,7 +138,7 @@ def measure(workdir: Path, texts: list[str]) -> None:
     print(f"{commit()}; {processor_name()}; {predictor!r}", flush=True)
     with served(workdir, OPTIONS.value) as (port, process):
         counts = [int(number) for number in CLIENTS.value]
-        for clients in counts:  # what is compiled on the way is not timed
+        for clients in counts:  # compilation is not timed
             asyncio.run(load(port, texts[: 2 * clients], clients))
         print(f"        memory: {resident(process):,.0f} MiB", flush=True)
         for turn in range(AGAIN.value + 1):
@@ -159,7 +159,7 @@ def measure(workdir: Path, texts: list[str]) -> None:
 
 
 async def beside_slow_ones(port: int, texts: Sequence[str], answers: Sequence[str]) -> None:
-    """Print what 16 quick clients get without and beside slow ones, and what became of those."""
+    """Print the rate of 16 quick clients without and beside slow ones, and the outcomes of the slow ones."""
     for name in ("16, alone", "16 beside slow"):
         slow = asyncio.create_task(slowly(port, texts[0], answers[0], SLOW_CLIENTS.value)) if "slow" in name else None
         await asyncio.sleep(0.2)

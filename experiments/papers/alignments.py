@@ -3,10 +3,10 @@
 Claim:    Bahdanau et al. 2015, section 5.2.1: attention aligns the words of both sides. Model 1 (Brown et al. 1993)
           learns from the same training text which source word each target word comes from, without a network and
           without positions.
-Design:   words as the text has them, one direction: each target word is linked to one source word, of model 1 the one
-          with the largest t(target | source), without an empty word; of attention the word with the largest sum over
-          its pieces, mean over the target word's pieces, when they are written. The head that agrees best on SENTENCES
-          validation pairs is taken to as many test pairs. Beside it: the word at the same place.
+Design:   words as the text has them, one direction: each target word is linked to one source word, by model 1 to the
+          one with the largest t(target | source), without an empty word; by attention to the one with the largest sum
+          over its pieces, averaged over the target word's pieces as they are written. The head that agrees best on
+          SENTENCES validation pairs is tested on as many test pairs. Beside it: the word at the same place.
 Command:  python -m experiments.papers.alignments --data=PATH/multi30k --workdir=runs/attention/Transformer-0
           [--iterations=8] [--sentences=300] [--smoke]
 """
@@ -27,10 +27,10 @@ from jformer.data.sources.split import Pair
 from jformer.inference.predict import Predictor
 
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained translator; --smoke trains one.", required=True)
-DATA = flags.DEFINE_string("data", "", "The folder of its text.")
-ITERATIONS = flags.DEFINE_integer("iterations", 8, "Of expectation maximization.", lower_bound=1)
-SENTENCES = flags.DEFINE_integer("sentences", 300, "Pairs of validation, and of the test set.", lower_bound=1)
-WORD = "\u2581"  # what a piece begins with that begins a word
+DATA = flags.DEFINE_string("data", "", "The folder of its training text.")
+ITERATIONS = flags.DEFINE_integer("iterations", 8, "Iterations of expectation maximization.", lower_bound=1)
+SENTENCES = flags.DEFINE_integer("sentences", 300, "Validation pairs, and test pairs.", lower_bound=1)
+WORD = "\u2581"  # starts the pieces that begin a word
 
 Linker = Callable[[Sequence[str], Sequence[str]], np.ndarray]
 """(source words, target words) → the source word i64 [t] of each target word."""
@@ -68,9 +68,9 @@ def words_of(pair: Pair) -> tuple[list[str], list[str]]:
 
 
 def model_1(pairs: Sequence[Pair], iterations: int) -> Linker:
-    """Learn t(target | source) by expectation maximization (Brown et al. 1993, section 4.1); return what links with it.
+    """Learn t(target | source) by expectation maximization (Brown et al. 1993, section 4.1); return its linker.
 
-    All links that there may be, about 150 a pair, are numbered by the two words: an iteration is four sums.
+    All possible links, about 150 a pair, are numbered by the two words: an iteration is four sums.
     """
     numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
     links, groups, place = [], [], 0
@@ -109,7 +109,7 @@ def agreement(predictor: Predictor, pairs: Sequence[Pair], linked: Linker) -> np
             np.cumsum([piece.startswith(WORD) for piece in side]) - 1 for side in (cross.columns, cross.rows)
         )
         if columns[-1] + 1 != len(source) or rows[-1] + 1 != len(target):
-            continue  # a side that was cut, or a word that holds the mark
+            continue  # a truncated side, or a word that contains the mark
         of_words = cross.weights[..., :-1, :-1] @ (columns[:-1, None] == np.arange(len(source)))  # without EOS
         of_words = np.einsum("tw,lhts->lhws", rows[:-1, None] == np.arange(len(target)), of_words)
         same = same + (of_words.argmax(-1) == linked(source, target)).sum(-1)

@@ -41,7 +41,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell what each choice gains over the last parameters, and whether an average makes up for the schedule."""
+    """Report what each choice gains over the last parameters, and whether an average makes up for the schedule."""
     for schedule in SCHEDULES:
         for weights in WEIGHTS[1:]:
             yield from versus(trials, f"{schedule}: {weights}", f"{schedule}: last")

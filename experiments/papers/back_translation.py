@@ -1,12 +1,12 @@
-"""What does text of the target language alone bring a translator of Multi30k?
+"""How much does monolingual text of the target language improve a translator of Multi30k?
 
 Claims:   Sennrich et al. 2016 (Improving Neural Machine Translation Models with Monolingual Data): sources written by a
-          model of the other direction make target text into useful pairs. Caswell et al. 2019 (Tagged
-          Back-Translation): a tag that tells them from real pairs helps more.
+          model of the other direction turn target text into useful pairs. Caswell et al. 2019 (Tagged
+          Back-Translation): a tag that distinguishes them from real pairs helps more.
 Design:   English to German, as configs/multi30k_tiny.py but Pre-LN and in smaller updates. Half of the pairs stay; of
           the other half only the German lines, whose sources a German to English model of the first half writes with
           beams. Baseline, back-translated and tagged runs have the same updates, and one vocabulary each, learned from
-          what they read. Test BLEU once, differences of the same seeds. What is done is not done again.
+          what they read. The test set is scored once; differences are within seeds. Finished work is not repeated.
 Command:  python -m experiments.papers.back_translation --data=PATH/multi30k --workdir=runs/back [--seeds=3] [--smoke]
 """
 
@@ -26,16 +26,16 @@ from jformer import main as front
 from jformer.evaluation.statistics import estimate, paired_difference
 
 DATA = flags.DEFINE_string("data", None, "The folder of Multi30k.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "What is trained gets directories in it.", required=True)
-UPDATES = flags.DEFINE_integer("updates", 2_400, "Of every run into German.", lower_bound=1)
-REVERSE = flags.DEFINE_integer("reverse", 1_200, "Of the run into English.", lower_bound=1)
+WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs and their data.", required=True)
+UPDATES = flags.DEFINE_integer("updates", 2_400, "Updates of every run into German.", lower_bound=1)
+REVERSE = flags.DEFINE_integer("reverse", 1_200, "Updates of the run into English.", lower_bound=1)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each kind, with seeds 0, 1, …", lower_bound=1)
 KINDS = BASELINE, BACK, TAGGED = "half", "back-translated", "tagged"
 TRAIN, TAG = "train.lc.norm.tok", "<BT>"
 
 
 class Score(NamedTuple):
-    """A run's test BLEU, and the minutes that it and what it needs took."""
+    """A run's test BLEU, and the minutes that it took, with everything it depends on."""
 
     bleu: float
     minutes: float
@@ -103,7 +103,7 @@ def score(folder: Path, kind: str, seed: int) -> Score:
 
 
 def trained(folder: Path, name: str, seed: int, updates: int, options: Mapping[str, object]) -> Score:
-    """Return a run's score, trained where that has not been done yet."""
+    """Return a run's score, training it first if needed."""
     options = {**FIXED, "seed": seed, "data.dir": folder / "pairs", "train.num_steps": updates, **options}
     if updates == 2:
         options |= {**small_training("model", "optim"), "train.samples": 0, "decode.max_extra_length": 2}
@@ -112,7 +112,7 @@ def trained(folder: Path, name: str, seed: int, updates: int, options: Mapping[s
 
 
 def table(scores: dict[str, list[Score]]) -> Iterator[str]:
-    """Give each kind's BLEU and minutes, and its differences of the same seeds from the baseline."""
+    """Report each kind's BLEU and minutes, and its differences from the baseline within seeds."""
     baseline = [found.bleu for found in scores[BASELINE]]
     for kind, found in scores.items():
         bleu = estimate([each.bleu for each in found])

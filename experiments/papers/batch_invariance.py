@@ -3,7 +3,7 @@
 Claim:    ours (docs/map.md; decision 0004): it does not, to rounding, dropout included: sums are divided once, by the
           global count, and noise is a function of the row of the global update.
 Design:   the same 50 updates on 1, 2 and 4 devices of one processor, and in 1, 2 and 4 microbatches. Warm-up is long,
-          since Adam makes much of rounding errors; rows are those of the letters, half of each padding.
+          since Adam amplifies rounding errors; rows are those of the letters, half of each padding.
 Command:  python -m jformer.sweep --experiment=experiments/papers/batch_invariance.py --workdir=runs/batch_invariance
           --workers=2
 """
@@ -47,7 +47,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell the largest relative difference of each figure from one device, over all seeds."""
+    """Report the largest relative difference of each figure from one device, over all seeds."""
     for arm in sweep():
         for figure in FIGURES if arm != BASELINE else ():
             one, other = values(trials, BASELINE, figure), values(trials, arm, figure)

@@ -1,8 +1,7 @@
-"""Does a model that describes pictures it never saw do more than look up the ones it was trained on?
+"""Does a model that captions new pictures do more than look up the ones it was trained on?
 
-configs/scenes_caption.py with several seeds, beside two answers that need no model: the most frequent caption, and
-that of the nearest training picture, by the squared differences of pixels. A seed that was trained already is not
-trained again.
+configs/scenes_caption.py with several seeds, beside two baselines without a model: the most frequent caption, and that
+of the nearest training picture, by squared differences of pixels. Seeds that are trained already are not trained again.
 
 Command:  python -m experiments.papers.captions --workdir=runs/captions [--seeds=3] [--smoke]
 """
@@ -25,7 +24,7 @@ from jformer.evaluation import records
 from jformer.tasks.cider import cider_d
 from jformer.tasks.metrics import exact_match, text_scores
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Every seed gets a run's directory in it.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs, one for each seed.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs, with seeds 0, 1, …", lower_bound=1)
 SMOKE = {"data.num_pairs": 100, "data.tokenizer": "word", "data.tokens_per_update": 8 * 32 * 32}
 HEAD = f"{'held-out scenes':<32}{'exact match':>12}{'BLEU':>8}{'CIDEr-D':>9}{'minutes':>9}"
@@ -67,7 +66,7 @@ def nearest_captions(train: Sequence[Pair], test: Sequence[Pair]) -> list[str]:
     """Return the caption of each test picture's nearest training picture."""
     known, asked = (pixels_of(pairs) for pairs in (train, test))
     squares, found = (known**2).sum(axis=1, keepdims=True), list[str]()
-    for some in np.array_split(asked, -(-len(asked) // 100)):  # the squares of what is asked are the same for all
+    for some in np.array_split(asked, -(-len(asked) // 100)):  # the squares of the query are the same for all
         found += [train[i].target for i in np.argmin(squares - 2 * known @ some.T, axis=0)]
     return found
 

@@ -1,4 +1,4 @@
-"""What notes on Transformers claim, and the usual errors in them, each with a number.
+"""What notes on Transformers claim, and common errors in them, each with a number.
 
 Design:   every function below is one claim or one trap, computed on small models of random weights, or trained for
           seconds; docs/claims.md has the verdicts, beside those of the other experiments.
@@ -71,7 +71,7 @@ def no_norm() -> Iterator[str]:
 
 
 def clipping() -> Iterator[str]:
-    """Clipping fixes trainings whose gradients explode: SGD with momentum, its rate falling to 0."""
+    """Clipping fixes training runs whose gradients explode: SGD with momentum, its rate falling to 0."""
     updates = 4 if flags.FLAGS.smoke else 1_000
     for name, (start, loss, draw) in {"RNN": recall(), "Transformer without norms": reverse()}.items():
 
@@ -99,7 +99,7 @@ def clipping() -> Iterator[str]:
 
 
 def recall() -> Trained:
-    """Return a plain RNN that is to tell the first of 20 tokens."""
+    """Return a plain RNN that must recall the first of 20 tokens."""
     layer, kinds = RecurrentLayer("rnn", 32), 8
 
     def loss(params: Params, tokens: jax.Array) -> jax.Array:
@@ -117,7 +117,7 @@ def recall() -> Trained:
 
 
 def reverse() -> Trained:
-    """Return a Transformer of 3 + 3 layers without norms that is to reverse letters."""
+    """Return a Transformer of 3 + 3 layers without norms that must reverse letters."""
     model = build_model(dataclasses.replace(SIZES, d_model=32, d_ff=128, num_layers=3, norm="none"))
     of_batch = jformer.make_loss(model, jformer.token_loss(0.0))
 
@@ -237,7 +237,7 @@ def trap_mask_of_infinities() -> Iterator[str]:
 
 
 def trap_earlier_positions_only() -> Iterator[str]:
-    """A causal mask has the position itself: of earlier ones alone, the first position has none to attend to."""
+    """A causal mask includes the position itself: with earlier ones alone, the first has none to attend to."""
     scores = jnp.where(jnp.tri(3, k=-1) > 0, 0.0, -jnp.inf)
     yield f"softmax of the first row, earlier positions only: {jax.nn.softmax(scores)[0]}"
 
@@ -274,7 +274,7 @@ def trap_sublayers() -> Iterator[str]:
 
 
 def scratch(program: Any) -> int:
-    """Return the bytes that a compiled program needs beside its arguments and results."""
+    """Return the bytes that a compiled program needs besides its arguments and results."""
     return int(program.memory_analysis().temp_size_in_bytes)
 
 

@@ -1,4 +1,4 @@
-"""What conclusions are made of: the values of arms by seed, and lines that compare two arms. It runs nothing."""
+"""Parts of conclusions: the values of arms by seed, and lines that compare two arms. Runs nothing."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def means(trials: Sequence[Trial], metric: str = "") -> dict[str, float]:
 def versus(trials: Sequence[Trial], arm: str, other: str, metric: str = "") -> list[str]:
     """Return a line with the difference of two arms over the seeds that both have; no line without such seeds.
 
-    It says which of their seeds failed. Its p is not adjusted for the other lines there are.
+    It says which of their seeds failed. Its p is not adjusted for other comparisons.
     """
     first, second = values(trials, arm, metric), values(trials, other, metric)
     seeds = sorted(first.keys() & second.keys())

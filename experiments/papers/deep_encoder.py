@@ -1,4 +1,4 @@
-"""Is a deep encoder with a shallow decoder as good as layers in equal parts, and how much faster does it answer?
+"""Is a deep encoder with a shallow decoder as good as two equal stacks, and how much faster does it decode?
 
 Claim:    Kasai et al. 2021 (Deep Encoder, Shallow Decoder): a decoder of one layer under a deep encoder loses little
           or nothing, and decodes far faster, as only the decoder runs once a token.
@@ -32,7 +32,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Give BLEU and parameters of each, and how they compare."""
+    """Report BLEU and parameters of each, and how they compare."""
     parameters = means(trials, "parameters")
     for arm, bleu in means(trials).items():
         yield f"{arm}: {bleu:.2f} BLEU" + (f", {parameters[arm]:,.0f} parameters" if arm in parameters else "")

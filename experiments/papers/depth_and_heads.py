@@ -19,7 +19,7 @@ BASE = "configs/letters.py"
 METRIC = "valid/perplexity"
 SEEDS = (0, 1, 2)
 FIXED = {
-    "model.execution.unroll": 1,  # compiled as quickly whatever the depth
+    "model.execution.unroll": 1,  # compiles as quickly at any depth
     "train.num_steps": 400,
     "train.eval_every": 100,
     "train.checkpoint_every": 100,
@@ -42,7 +42,7 @@ def label(depth: int, heads: int) -> str:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell whether every added layer helps, and where the number of heads is best."""
+    """Report whether every added layer helps, and which number of heads is best."""
     found = means(trials)
     depths = [depth for depth in DEPTHS if label(depth, 4) in found]
     if len(depths) > 2:

@@ -1,8 +1,8 @@
 """Is a model that another library trained worth fine-tuning here? SST-2 from a BERT that PyTorch trained.
 
 A small BERT of transformers is trained on masked words of SST-2's training sentences by plain PyTorch; its directory is
-imported, and the run fine-tuned with several seeds. Beside it the same model, imported before it was trained. What was
-done already is not done again. Needs `pip install -e ".[parity]"`.
+imported, and the run fine-tuned with several seeds. Beside it the same model, imported before it was trained. Finished
+work is not repeated. Needs `pip install -e ".[parity]"`.
 
 Command:  python -m experiments.papers.finetune_imported --data=PATH/sst2 --workdir=runs/finetune [--updates=4000]
           [--seeds=3] [--smoke]
@@ -22,8 +22,8 @@ from experiments.runs import read_split, results_of, small_training
 from jformer.tools.hf.convert import Texts, import_model
 
 DATA = flags.DEFINE_string("data", None, "The folder of train.tsv, dev.tsv and test.tsv.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "What is trained gets directories in it.", required=True)
-UPDATES = flags.DEFINE_integer("updates", 4_000, "Of the training before.", lower_bound=1)
+WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the models and runs.", required=True)
+UPDATES = flags.DEFINE_integer("updates", 4_000, "Updates of the pretraining.", lower_bound=1)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each kind, with seeds 0, 1, …", lower_bound=1)
 
 VOCABULARY, LAYERS, WIDTH, HEADS, LONGEST = 6_000, 2, 128, 4, 64
@@ -103,7 +103,7 @@ def masked(sentences: list[list[int]], words: int, rng: np.random.Generator) -> 
 
 
 def score(folder: Path, kind: str, seed: int) -> float:
-    """Return the accuracy of one run in percent, trained by its own command where it is not trained yet."""
+    """Return the accuracy of one run in percent, training it by its own command if needed."""
     options: dict[str, Any] = {"data.dir": DATA.value, "seed": seed, "train.init_from": folder / f"{kind}-imported"}
     options |= {f"model.{key}": value for key, value in CHILD.items()} | {"optim.learning_rate": 3e-4}
     if smoke_sizes():

@@ -2,7 +2,7 @@
 
 configs/parts_of_speech_lstm.py beside the tag that each word has most often; configs/subjects_lstm.py beside the labels
 that most training texts with a word have; configs/likeness_bert.py beside the share of words that both sentences hold.
-A seed that was trained already is not trained again. Intervals are 95 % t intervals over the seeds.
+Seeds that are trained already are not trained again. Intervals are 95 % t intervals over the seeds.
 
 Command:  python -m experiments.papers.generated_labels --workdir=runs/generated_labels [--seeds=3] [--smoke]
 """
@@ -25,15 +25,15 @@ from jformer.evaluation.statistics import estimate
 from jformer.tasks.build import build_task
 from jformer.tasks.sums import Sum
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Every model and seed gets a run's directory in it.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs, one for each model and seed.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each model, with seeds 0, 1, …", lower_bound=1)
-NO_SUMS = {"nll": Sum(0.0, 0.0), "correct": Sum(0.0, 0.0)}  # what counts words gives no probabilities
+NO_SUMS = {"nll": Sum(0.0, 0.0), "correct": Sum(0.0, 0.0)}  # word counts give no probabilities
 
 Pairs = Sequence[Pair]
 
 
 class Question(NamedTuple):
-    """A set, what is trained on it, what counts words instead, and the scores that tell."""
+    """A data set with its config, its baseline that counts words, and the scores to report."""
 
     config: ModuleType
     baseline: str
@@ -58,7 +58,7 @@ def main(_: list[str]) -> None:
 
 
 def run(name: str, config: ModuleType, seed: int) -> dict[str, Any]:
-    """Return the results of one run, by its own command where it is not trained yet."""
+    """Return the results of one run, training it by its own command if needed."""
     unread = ("model.d_ff", "model.num_heads") if name.endswith("lstm") else ()
     small = {key: value for key, value in small_training().items() if key not in unread}
     small |= {"train.best_by": "loss", "evaluate.during": "()", "evaluate.weights": "last", "data.num_pairs": 200}
@@ -72,7 +72,7 @@ def read(config: ModuleType, split: str) -> list[Pair]:
 
 
 def score(config: ModuleType, outputs: Sequence[str], test: Pairs) -> dict[str, Any]:
-    """Return what the task of a run makes of these answers."""
+    """Return the scores that a run's task gives these answers."""
     scores: dict[str, Any] = build_task(resolve(config.get_config())).score(outputs, test, NO_SUMS)
     return scores
 

@@ -105,7 +105,7 @@ def last_layers(found: Found, norm: str, stack: str) -> list[float]:
 
 
 def conclude(found: Found) -> Iterable[str]:
-    """Tell how last layers go with depth, and how much larger they are than first ones in the deepest model."""
+    """Print how last layers vary with depth, and how much larger they are than first ones in the deepest model."""
     depths = depths_of(found)
     for stack, norm in itertools.product(STACKS, NORMS):
         law = power_law(depths, last_layers(found, norm, stack))

@@ -1,7 +1,7 @@
-"""Does a model that knows its training half by heart learn the rule afterwards, and does weight decay bring it there?
+"""Does a model that has memorized its training half learn the rule afterwards, and does weight decay make it?
 
 Claim:    Power et al. 2022 (Grokking), Figures 1 and 2: on division modulo 97 with half of the table, training accuracy
-          is 100 % early, validation accuracy comes to 100 % long after, and weight decay makes that much sooner.
+          is 100 % early, validation accuracy reaches 100 % long after, and much sooner with weight decay.
 Design:   the config's model with a decay of 1, and with none as the control. The metric is the accuracy on the half
           that was not trained on, after as many updates for both.
 Command:  python -m jformer.sweep --experiment=experiments/papers/grokking.py --workdir=runs/grokking --workers=2
@@ -36,7 +36,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell what each arm ends with on both halves, and the difference."""
+    """Report the final accuracy of each arm on both halves, and the difference."""
     for arm in sweep():
         for split, half in HALVES.items():
             found = values(trials, arm, f"{split}/accuracy")
@@ -65,7 +65,7 @@ def lines(workdir: Path, most: int | None = None) -> list[plots.PlottedLine]:
 
 
 def main(_: Sequence[str]) -> None:
-    """Draw the curves of a sweep, and print when each of them comes to KNOWN, and where it ends."""
+    """Draw the curves of a sweep, and print when each of them reaches KNOWN, and where it ends."""
     found = lines(Path(WORKDIR.value), 1 if smoke_sizes() else None)
     Path(OUTPUT.value).write_bytes(plots.curves(found, "updates", "accuracy", logarithmic=True))
     for line in found:
@@ -76,5 +76,5 @@ def main(_: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the sweep.", required=True)
-    OUTPUT = flags.DEFINE_string("output", "accuracy.png", "What to draw to.")
+    OUTPUT = flags.DEFINE_string("output", "accuracy.png", "The picture to write.")
     app.run(main)

@@ -37,7 +37,7 @@ from jformer.tools.pages.plots import PlottedLine, lines
 
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained run of translation.", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "The folder of the pictures.", required=True)
-PAIRS = flags.DEFINE_integer("pairs", 1_024, "At most, of the validation set and of the test set.", lower_bound=2)
+PAIRS = flags.DEFINE_integer("pairs", 1_024, "Pairs at most, of the validation set and of the test set.", lower_bound=2)
 POINTS = flags.DEFINE_integer("points", 13, "Numbers of heads removed that are scored.", lower_bound=2)
 PARTS = ("encoder/block/self_attn", "decoder/block/self_attn", "decoder/block/cross_attn")
 RANDOM = 3  # orders
@@ -166,7 +166,7 @@ def bleu(run: Predictor, pairs: Sequence[tuple[str, str]], choices: Sequence[Seq
 
 @contextlib.contextmanager
 def zeroed(run: Predictor, gone: Iterable[Head]) -> Iterator[None]:
-    """Let a run have zeros for what the output projections take from these heads: one program serves all choices."""
+    """Zero what a run's output projections take from these heads; one program serves all choices."""
     whole, flat = run.params, flatten_dict(run.params, sep="/")
     for part, layer, head in gone:
         name = f"{part}/o/kernel"  # [l (h u) d]

@@ -4,10 +4,10 @@ Claim:    Pre-LN (Xiong et al. 2020), R-Drop (Liang et al. 2021, alpha 5), BPE-d
           label smoothing (Szegedy et al. 2016) and the size of the vocabulary each change what configs/multi30k_tiny.py
           reaches. Means of parameters (Vaswani et al. 2017, section 6.1; Polyak and Juditsky 1992) are compared by
           --mode=evaluate with --config.evaluate.weights=last, ema or best of the same runs.
-Design:   the recipe in 1,600 updates, not some 6,500: its warm-up to 2.5e-3, then a cosine to nothing. All but one
-          arm have 4,000 pieces, whose updates take three quarters of the time. BLEU of the validation set by 5 beams.
-          The test set is not read: what is chosen here is scored there once. An arm of R-Drop computes twice as much
-          for as many updates.
+Design:   the recipe in 1,600 updates, not some 6,500: its warm-up to 2.5e-3, then a cosine to zero. All but one arm
+          have 4,000 pieces, whose updates take three quarters of the time. BLEU of the validation set by 5 beams.
+          The test set is not read: what is chosen here is scored there once. R-Drop doubles the computation of an
+          update.
 Command:  python -m jformer.sweep --experiment=experiments/papers/multi30k_ablation.py --workdir=runs/multi30k_ablation
           --workers=2 --config.data.dir=PATH/multi30k
 """
@@ -53,7 +53,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell the BLEU of each arm, and what each change gains."""
+    """Report the BLEU of each arm, and what each change gains."""
     for arm, bleu in means(trials).items():
         yield f"{arm}: {bleu:.2f} BLEU on the validation set"
     for arm in list(CHANGES)[1:]:

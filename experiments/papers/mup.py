@@ -7,7 +7,7 @@ Design:   coordinates: encoder–decoders of 2 + 2 layers, d_model 64 to 1,024, 
           layers give after each of 4 updates of Adam at one rate, over texts of random tokens, mean of the seeds.
           Rates: the same models, d_model 32 to 256, trained on Multi30k with every rate; the validation loss. The base
           of mup is the narrowest model, so that both parametrizations begin with the same line.
-          A run that is there already is not trained again.
+          Runs that are trained already are not trained again.
 Command:  python -m experiments.papers.mup --data=PATH/multi30k --workdir=runs/mup [--updates=300] [--seeds=3] [--smoke]
 """
 
@@ -35,10 +35,10 @@ from jformer.training.optim import make_optimizer
 DATA = flags.DEFINE_string("data", "", "The folder of Multi30k; --smoke needs none.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs and pictures.", required=True)
 WIDTHS = flags.DEFINE_list("widths", ["64", "128", "256", "512", "1024"], "d_model of the coordinate check.")
-TRAINED = flags.DEFINE_list("trained", ["32", "64", "128", "256"], "d_model of what is trained.")
+TRAINED = flags.DEFINE_list("trained", ["32", "64", "128", "256"], "d_model of the trained models.")
 RATES = flags.DEFINE_list("rates", ["1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2", "3.2e-2"], "Peak rates of training.")
-UPDATES = flags.DEFINE_integer("updates", 300, "Of each run.", lower_bound=1)
-SEEDS = flags.DEFINE_integer("seeds", 3, "Of the coordinate check.", lower_bound=1)
+UPDATES = flags.DEFINE_integer("updates", 300, "Updates of each run.", lower_bound=1)
+SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of the coordinate check.", lower_bound=1)
 
 KINDS = STANDARD, MUP = "standard", "mup"
 LAYERS, HEADS, VOCABULARY = 2, 4, 1_000
@@ -149,7 +149,7 @@ def find_rates(kind: str, folder: Path) -> None:
 
 
 def train(kind: str, width: int, rate: float, folder: Path) -> float:
-    """Return the validation loss at the end of a run, trained where that has not been done; infinity if it is lost."""
+    """Return the validation loss at the end of a run, training it if needed; infinity if it diverged."""
     base = int(TRAINED.value[0])
     name = f"{STANDARD if width == base else kind}-{width}-{rate:g}"  # the base is the same in both
     options: dict[str, object] = {"model.num_layers": LAYERS, "model.d_model": width, "model.d_ff": 4 * width}

@@ -1,4 +1,4 @@
-"""Multinomial naive Bayes over words: what a classifier of texts has to be better than."""
+"""Multinomial naive Bayes over words: the baseline that a text classifier has to beat."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ from jformer.data.sources.split import Pair
 def naive_bayes(train: Sequence[Pair], test: Sequence[Pair]) -> float:
     """Return the accuracy of multinomial naive Bayes with add-one smoothing (Manning et al. 2008, figure 13.2).
 
-    Words are what spaces separate; one that training did not hold says nothing.
+    Words are separated by spaces; those that training lacks are ignored.
     """
     labels = Counter(pair.target for pair in train)
     counts: dict[str, Counter[str]] = {label: Counter() for label in labels}

@@ -1,10 +1,10 @@
-"""Which positions are learned best, and which carry over to sequences longer than those trained on?
+"""Which positional encodings learn best, and which extrapolate to sequences longer than those trained on?
 
 Claim:    Vaswani et al. 2017, Table 3 E: learned as good as sinusoidal. Press et al. 2022 (ALiBi): sinusoidal positions
           do not extrapolate, rotary ones a little, T5's and ALiBi's do. Su et al. 2021: rotary learns faster than
-          sinusoidal. Kazemnejad et al. 2023: none at all can do for a decoder, whose mask tells positions.
+          sinusoidal. Kazemnejad et al. 2023: a decoder can do without, as its mask reveals positions.
 Design:   letters to reverse, 1 to 20 in training; test sets of 1 to 20, of 21 to 25 and of 26 to 40 letters. Here
-          positions enter an encoder too, which has no mask, and attention from one side to the other.
+          positions also matter to an encoder, which has no causal mask, and to cross-attention.
 Command:  python -m jformer.sweep --experiment=experiments/papers/positions.py --workdir=runs/positions --workers=2
 """
 
@@ -34,7 +34,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell the accuracies on all lengths, and how each kind compares with sinusoidal ones."""
+    """Report the accuracies on all lengths, and how each kind compares with sinusoidal ones."""
     tables = {name: means(trials, f"{name}/token_accuracy") for name in SETS}
     exact = means(trials, "test/exact_match")
     for kind in exact:

@@ -20,7 +20,7 @@ SEEDS = (0, 1, 2)
 FIXED = {
     "model.d_model": 32,
     "model.d_ff": 128,
-    "model.execution.unroll": 1,  # compiled as quickly whatever the depth
+    "model.execution.unroll": 1,  # compiles as quickly at any depth
     "data.name": "sort",
     "optim.learning_rate": 4e-3,
     "optim.clip_norm": 0.0,
@@ -45,7 +45,7 @@ def label(norm: str, warmup: int, depth: int) -> str:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell what doing without warm-up costs each norm at each depth, and how the norms compare with it."""
+    """Report what doing without warm-up costs each norm at each depth, and how the norms compare with it."""
     for depth in DEPTHS:
         for norm in ("post", "pre"):
             yield from versus(trials, label(norm, 0, depth), label(norm, WARMUP, depth))

@@ -29,8 +29,8 @@ from jformer.tools.pages.plots import PlottedLine, lines
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs, the table and the picture.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of each run.", lower_bound=1)
-UPDATES = flags.DEFINE_integer("updates", 400, "Of each run; five times as many of masked words.")
-PROBED = flags.DEFINE_integer("probed", 300, "Sentences that probes learn from, and as many that they are tried on.")
+UPDATES = flags.DEFINE_integer("updates", 400, "Updates of each run; five times as many for masked words.")
+PROBED = flags.DEFINE_integer("probed", 300, "Sentences to train the probes on, and as many to test them on.")
 
 ACTORS, THINGS = (
     ("dog", "nurse", "child", "pilot", "cat", "horse"),
@@ -123,7 +123,7 @@ def sentences() -> list[tuple[str, str, str]]:
 def train(
     folder: Path, task: str, texts: dict[str, list[str]], data: dict[str, Any], seed: int, passes: int = 1
 ) -> Any:
-    """Return the Predictor of a run on these lines; train it `passes` times as long where that has not been done."""
+    """Return the Predictor of a run on these lines, training it first if needed, `passes` times as long."""
     lines_of, workdir = folder / task, folder / f"{task}-{seed}"
     lines_of.mkdir(exist_ok=True)
     ending = "tsv" if task == "classify" else "txt"

@@ -1,8 +1,8 @@
 """How far do rules without learning get on the generated questions, beside configs/facts_qa.py?
 
-Three baselines on 1,000 test questions: a word drawn from the context; of the training answers to questions that ask
-the same of somebody, one drawn from those in the context; and the same in the sentence that shares most words with the
-question. Where there are none, the answer is that there is none. The model is trained first unless it has results.
+Three baselines on 1,000 test questions: a random word of the context; a random one of those training answers to the
+same question about anybody that are in the context; and the same in the sentence that shares most words with the
+question. Without a candidate, they answer that there is none. The model is trained first unless it has results.
 
 Command:  python -m experiments.papers.question_answering --workdir=runs/facts_qa [--seed=0] [--smoke]
 """
@@ -25,7 +25,7 @@ from jformer.data.spans import words_of
 from jformer.tasks.metrics import answer_scores
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The directory of the run.", required=True)
-SEED = flags.DEFINE_integer("seed", 0, "Of the run.", lower_bound=0)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the run.", lower_bound=0)
 SMOKE = {"data.tokenizer": "word", "data.num_pairs": 200, "data.test": "('test',)"}
 
 
@@ -50,7 +50,7 @@ def main(_: list[str]) -> None:
 
 
 def train(workdir: Path) -> dict[str, Any]:
-    """Return the results of the run, by its own command where it is not trained yet."""
+    """Return the results of the run, training it by its own command if needed."""
     options = {**small_training(), **SMOKE, "evaluate.during": "()"} if smoke_sizes() else {}
     options |= {"train.best_by": "loss", "evaluate.weights": "last"} if smoke_sizes() else {}
     return results_of(facts_qa, workdir, {"seed": SEED.value, **options})
@@ -81,12 +81,12 @@ def known_answers(pairs: Sequence[Pair]) -> Mapping[str, set[str]]:
 
 
 def a_word(pair: Pair) -> str:
-    """Return one word of the context, by chance."""
+    """Return a random word of the context."""
     return random.Random(pair.source).choice(words_of(context_of(pair)))
 
 
 def of_such(pair: Pair, answers: Mapping[str, set[str]], text: str) -> str:
-    """Return one of the known answers that a text has, by chance, and of those that overlap the longest; or ""."""
+    """Return a random one of the known answers that a text contains, the longest of those that overlap; or ""."""
     there = [
         answer
         for answer in sorted(answers.get(asked_of_somebody(pair), ()))

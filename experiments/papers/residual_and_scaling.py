@@ -1,10 +1,10 @@
-"""Which parts of the Transformer can letters be reversed or sorted without?
+"""Which parts of the Transformer does it need to reverse or sort letters?
 
 Claim:    Vaswani et al. 2017: without 1/sqrt(d_k) large dot products saturate the softmax (section 3.2.1); without
-          positions no use can be made of the order (3.5). He et al. 2016: deep stacks need residuals. Dong et al. 2021
+          positions the model cannot use the order (3.5). He et al. 2016: deep stacks need residuals. Dong et al. 2021
           (Attention is not all you need): attention without residuals and feed-forward loses rank with depth.
-Design:   one part is taken away at a time. "no feed-forward" leaves one hidden unit, the least that the model allows.
-          The scale is taken away from heads of 16, where little is expected of it, and from heads of 128.
+Design:   one part is removed at a time. "no feed-forward" leaves one hidden unit, the least that the model allows.
+          The scale is removed from heads of 16, where little is expected of it, and from heads of 128.
 Command:  python -m jformer.sweep --experiment=experiments/papers/residual_and_scaling.py
           --workdir=runs/residual_and_scaling --workers=2
 """
@@ -43,7 +43,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell what each part is worth: the loss without it minus the loss with it."""
+    """Report what each part is worth: the loss without it minus the loss with it."""
     for task in TASKS:
         for part in PARTS:
             if part != "whole":

@@ -1,8 +1,8 @@
 """Is the loss a power law of parameters and of compute, at the smallest sizes that learn anything?
 
 Claim:    Kaplan et al. 2020 (Scaling Laws for Neural Language Models): loss falls as a power of the parameters without
-          embeddings, exponent 0.076, and of compute, exponent 0.050, over many orders of magnitude, while data is not
-          short. Hoffmann et al. 2022 (Chinchilla): each length of training with its own schedule.
+          embeddings, exponent 0.076, and of compute, exponent 0.050, over many orders of magnitude, if data does not
+          limit it. Hoffmann et al. 2022 (Chinchilla): each length of training with its own schedule.
 Design:   characters of Tiny Shakespeare; d_model 16 to 128 at two layers, N = 12 · layers · d_model²; 250 to 1,000
           updates of 1,024 characters, each with its own cosine; C = 6 · N · characters FLOPs. Two orders of magnitude.
 Command:  python -m jformer.sweep --experiment=experiments/papers/scaling_law.py --workdir=runs/scaling_law --workers=2
@@ -54,7 +54,7 @@ def parameters(arm: Mapping[str, Any]) -> int:
 
 
 def flops(arm: Mapping[str, Any]) -> int:
-    """Return C: those of training, 6 for a parameter and token (Kaplan et al. 2020, section 2.1)."""
+    """Return C: the FLOPs of training, 6 per parameter and token (Kaplan et al. 2020, section 2.1)."""
     return 6 * parameters(arm) * TOKENS * arm["train.num_steps"]
 
 
@@ -77,7 +77,7 @@ def frontier(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def fit(points: Sequence[tuple[int, float]], letter: str, where: str) -> Iterator[str]:
-    """Tell the power law of some points (x, loss), and how far off it is at most."""
+    """Report the power law of some points (x, loss), and its largest error."""
     if len(points) < 3:
         return
     x, losses = zip(*points, strict=True)

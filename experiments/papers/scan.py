@@ -4,10 +4,10 @@ Claim:    Csordás et al. 2021: trained on SCAN's commands of up to 26 actions, 
           of Dai et al. 2019 has 100 % of the longer ones right, one with absolute positions few or none. At 22 actions,
           the split of Lake and Baroni 2018, one with absolute positions has none, and of the commands that combine
           "jump", which is trained on alone, about 1 %. Newman et al. 2020: what such models get wrong is mostly where
-          to end; told the length of the right answer, they have more of it right.
+          to end; given the length of the right answer, they get more of it right.
 Design:   positions, both scales of absolute ones (embeddings times sqrt(d_model), or positions over it), three splits;
-          the share of test commands right from end to end. Beside the recipe in configs/scan_transformer.py layers
-          have parameters of their own, and the updates, the tokens of one and the dropout are less, so that it fits
+          the share of test commands right from end to end. Unlike in configs/scan_transformer.py, layers have
+          parameters of their own, and there are fewer updates, fewer tokens in each and less dropout, so that it fits
           two cores.
 Command:  python -m jformer.sweep --experiment=experiments/papers/scan.py --workdir=runs/scan --workers=2
           python -m experiments.papers.scan --workdir=runs/scan --output=lengths.png [--smoke]
@@ -65,7 +65,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell the accuracies, and how each kind compares with relative positions."""
+    """Report the accuracies, and how each kind compares with relative positions."""
     for arm, accuracy in means(trials, METRIC).items():
         yield f"{arm}: {accuracy:.1%} of the test commands"
     for split in SPLITS:
@@ -74,7 +74,7 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def scored_runs(workdir: Path) -> dict[str, list[Path]]:
-    """Return arm → its scored trials, for the splits by length; of a run alone itself, by its folder's name."""
+    """Return arm → its scored trials, for the splits by length; for a single run, its folder's name → the run."""
     if (workdir / "results.json").is_file():
         return {workdir.name: [workdir]}
     found = defaultdict[str, list[Path]](list)
@@ -147,7 +147,7 @@ def main(_: Sequence[str]) -> None:
         print(f"{arm}, {len(runs)} trials, right by number of actions: {shares}; {mistakes(found)}")
         told = [exact_match(*zip(*ending_right(run), strict=True))["score"] for run in runs]
         print(
-            f"  told where to end: {', '.join(f'{share:.1%}' for share in told)} right, mean {estimate(told).mean:.1%}"
+            f"  given the length: {', '.join(f'{share:.1%}' for share in told)} right, mean {estimate(told).mean:.1%}"
         )
         drawn.append(line)
     Path(OUTPUT.value).write_bytes(plots.lines(drawn, "actions of the right answer", "share of right answers"))
@@ -155,5 +155,5 @@ def main(_: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the sweep, or of one run.", required=True)
-    OUTPUT = flags.DEFINE_string("output", "lengths.png", "What to draw to.")
+    OUTPUT = flags.DEFINE_string("output", "lengths.png", "The picture to write.")
     app.run(main)

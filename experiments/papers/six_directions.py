@@ -1,9 +1,9 @@
-"""Does one model translate between three languages, and where it was not trained to?
+"""Does one model translate between three languages, including pairs it was not trained on?
 
 Claim:    Johnson et al. 2017: with the target language as a symbol before the source, one model has several pairs of
           languages, and pairs that it was not trained on (zero-shot). NLLB team 2022: the target language begins the
           target, and the source's own language the source. Wu et al. 2021 (Language Tags Matter for Zero-Shot Neural
-          Machine Translation): the place decides on zero-shot translation, not on trained pairs.
+          Machine Translation): where the tag stands matters for zero-shot translation, not for trained pairs.
 Design:   three made-up languages, one of them reversed (experiments/sources/languages.py); from and to the first in
           four trained directions, zero-shot between the others in two. The share of sentences that are right from end
           to end, mean over directions. Beside it a model of the first direction alone, with a quarter of the updates,
@@ -56,7 +56,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Give the shares of right sentences, and how the places compare."""
+    """Report the shares of right sentences, and how the places compare."""
     for arm, alone in means(trials).items():
         yield f"{arm}: aa to bb {alone:.1%}"
     for key in ("mean/exact_match", "zero-shot/exact_match"):

@@ -1,7 +1,7 @@
 """Does an encoder trained from scratch on 6,920 sentences read their sentiment better than counting words does?
 
-Multinomial naive Bayes against configs/sst2_bert.py with several seeds, on the 1,821 test sentences of SST-2. A seed
-that was trained already is not trained again.
+Multinomial naive Bayes against configs/sst2_bert.py with several seeds, on the 1,821 test sentences of SST-2. Seeds
+that are trained already are not trained again.
 
 Command:  python -m experiments.papers.sst2 --data=PATH/sst2 --workdir=runs/sst2 [--seeds=3] [--smoke]
 """
@@ -19,7 +19,7 @@ from experiments.runs import read_split, results_of, small_training
 
 SMOKE = {"train.eval_every": 2, "data.tokenizer": "char", "data.num_buckets": 1}
 DATA = flags.DEFINE_string("data", None, "The folder of train.tsv, dev.tsv and test.tsv.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "Every seed gets a run's directory in it.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs, one for each seed.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs, with seeds 0, 1, …", lower_bound=1)
 
 
@@ -41,7 +41,7 @@ def main(_: list[str]) -> None:
 
 
 def train(seed: int, workdir: Path) -> dict[str, Any]:
-    """Return the results of one run, by its own command where it is not trained yet."""
+    """Return the results of one run, training it by its own command if needed."""
     options = {**small_training(), **SMOKE} if smoke_sizes() else {}
     return results_of(sst2_bert, workdir, {"data.dir": DATA.value, "seed": seed, **options})
 

@@ -3,8 +3,8 @@
 Claim:    Vaswani et al. 2017, Table 3, perplexities on newstest2013 after 100,000 updates of WMT14 English to German:
           PAPER below, rows A to E by what they change.
 Design:   every size divided by 8, layers by 2: d_model 64, 8 heads of 8, d_ff 256, N 3, Post-LN as there; 20,000
-          sequences of letters to sort in place of WMT14; 400 updates. So little training cannot overfit: what row D
-          (dropout, label smoothing) is for cannot show, and ranks say nothing of WMT14. At paper scale:
+          sequences of letters to sort in place of WMT14; 400 updates. So little training cannot overfit: the benefit
+          of row D (dropout, label smoothing) cannot show, and ranks say nothing about WMT14. At paper scale:
           configs/wmt14_en_de_table3.py.
 Command:  python -m jformer.sweep --experiment=experiments/papers/table3.py --workdir=runs/table3 --workers=2
 """
@@ -21,7 +21,7 @@ METRIC = "valid/perplexity"
 SEEDS = (0, 1, 2)
 FIXED = {
     "model.norm": "post",
-    "model.execution.unroll": 1,  # compiled as quickly whatever the depth
+    "model.execution.unroll": 1,  # compiles as quickly at any depth
     "data.name": "sort",
     "optim.warmup": 100,
     "train.num_steps": 400,
@@ -80,7 +80,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Tell how well the ranks agree, over all rows and over those that change the architecture alone."""
+    """Report how well the ranks agree, over all rows and over those that change only the architecture."""
     found = means(trials)
     for name, rows in (("all rows", list(ROWS)), ("rows A, B, C and E", [row for row in ROWS if row[0] != "D"])):
         there = [row for row in rows if row in found]

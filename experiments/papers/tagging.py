@@ -1,8 +1,8 @@
 """Do models trained from scratch on 3,394 sentences find names that looking up the training names does not?
 
-Baselines against configs/wnut17_tag.py (a BERT) and configs/wnut17_lstm.py (an LSTM from both ends) with several
-seeds, on the 1,287 test sentences of WNUT-17, most of whose names training does not hold (Derczynski et al. 2017). A
-seed that was trained already is not trained again.
+Baselines against configs/wnut17_tag.py (a BERT) and configs/wnut17_lstm.py (a bidirectional LSTM) with several seeds,
+on the 1,287 test sentences of WNUT-17, most of whose names are not in training (Derczynski et al. 2017). Seeds that are
+trained already are not trained again.
 
 Command:  python -m experiments.papers.tagging --data=PATH/wnut17 --workdir=runs/wnut17 [--seeds=3] [--smoke]
 """
@@ -26,14 +26,14 @@ from jformer.tasks.sums import Sum
 from jformer.tasks.tag import score
 
 SMOKE = {"train.eval_every": 2, "data.tokenizer": "char", "data.num_buckets": 1, "evaluate.during_examples": 2}
-MODELS: dict[str, tuple[ModuleType, Sequence[str]]] = {  # name → config, and what of small_run it has no use for
+MODELS: dict[str, tuple[ModuleType, Sequence[str]]] = {  # name → config, and options of small_run to leave out
     "BERT": (wnut17_tag, ()),
     "LSTM": (wnut17_lstm, ("model.d_ff", "model.num_heads")),
 }
 SHOWN = ("span_f1", "span_precision", "span_recall", "accuracy")
-NO_SUMS = {"nll": Sum(0.0, 0.0), "correct": Sum(0.0, 0.0)}  # what looks words up gives no probabilities
+NO_SUMS = {"nll": Sum(0.0, 0.0), "correct": Sum(0.0, 0.0)}  # lookups give no probabilities
 DATA = flags.DEFINE_string("data", None, "The folder of train.conll, dev.conll and test.conll.", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "Every model and seed gets a run's directory in it.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs, one for each model and seed.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each model, with seeds 0, 1, …", lower_bound=1)
 
 Tagger = Callable[[Sequence[str]], list[str]]
@@ -62,7 +62,7 @@ def row(name: str, scores: dict[str, Any], minutes: str) -> str:
 
 
 def run(config: ModuleType, unread: Sequence[str], seed: int) -> dict[str, Any]:
-    """Return the results of one run, by its own command where it is not trained yet."""
+    """Return the results of one run, training it by its own command if needed."""
     workdir = Path(WORKDIR.value) / f"{config.__name__.rpartition('.')[2]}_seed{seed}"
     small = {key: value for key, value in {**small_training(), **SMOKE}.items() if key not in unread}
     return results_of(config, workdir, {"data.dir": DATA.value, "seed": seed, **(small if smoke_sizes() else {})})
@@ -81,7 +81,7 @@ def all_outside(words: Sequence[str]) -> list[str]:
 
 
 def tag_of_word(train: Sequence[Pair]) -> Tagger:
-    """Return what gives each word the tag it had most often in training, and a new one O."""
+    """Return a tagger that gives each word the tag it had most often in training, and new words O."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for pair in train:
         for word, tag in zip(pair.source.split(), pair.target.split(), strict=True):
@@ -91,7 +91,7 @@ def tag_of_word(train: Sequence[Pair]) -> Tagger:
 
 
 def names_of(train: Sequence[Pair]) -> Tagger:
-    """Return what finds the names of training again: at each word the longest one, with the type it had most often."""
+    """Return a tagger that looks up training's names: at each word the longest one, with its most frequent type."""
     counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for pair in train:
         words = pair.source.split()

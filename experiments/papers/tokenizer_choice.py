@@ -1,4 +1,4 @@
-"""Which pieces should text be cut into: words, characters, bytes, or subwords, and how many of them?
+"""Which tokens should text be split into: words, characters, bytes, or subwords, and how many of them?
 
 Claim:    Sennrich et al. 2016 (Neural Machine Translation of Rare Words with Subword Units): subwords beat words, since
           nothing is unknown. Xue et al. 2022 (ByT5) and Al-Rfou et al. 2019: bytes and characters can compete, but take
@@ -35,7 +35,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Rank the arms, and tell how each compares with the middle size of subwords."""
+    """Rank the arms, and report how each compares with the middle size of subwords."""
     found = means(trials)
     if found:
         yield "bits per character, least first: " + ", ".join(

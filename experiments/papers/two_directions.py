@@ -49,7 +49,7 @@ def sweep() -> dict[str, Overrides]:
 
 
 def conclude(trials: Sequence[Trial]) -> Iterator[str]:
-    """Give the BLEU of each direction, alone and in one model, and the difference of the same seeds."""
+    """Report the BLEU of each direction, alone and in one model, and the difference within seeds."""
     for arm, bleu in means(trials).items():
         yield f"{arm}: {bleu:.2f} BLEU" + (" into German" if arm == BOTH else "")
     for bleu in means([trial for trial in trials if trial.arm == BOTH], "back/bleu").values():

@@ -1,14 +1,14 @@
-"""How much does the last step learn of the first ones: RNN, LSTM, GRU and the Transformer, with clipping and without?
+"""How far back do gradients reach, with clipping and without: in RNN, LSTM, GRU and the Transformer?
 
 Claims:   Bengio et al. 1994 and Pascanu et al. 2013: a plain RNN's gradient vanishes (or explodes) with the distance,
-          and clipping its norm mends what explodes, not what vanishes. Hochreiter and Schmidhuber 1997: an LSTM's
+          and clipping its norm fixes what explodes, not what vanishes. Hochreiter and Schmidhuber 1997: an LSTM's
           does not. Vaswani et al. 2017, Table 1: in a Transformer every distance is one step.
 Design:   gradients: language models of one layer of 64, freshly initialised, read 128 different tokens; the norm of
           the gradient of the loss of the last token with respect to the state after each token (of a Transformer, which
           has none, to the vector of each token), mean of 16 texts, with 95 % t intervals over the seeds. A plain RNN
           begins with an orthogonal kernel, and with that times 1.5 and 0.7, too; a GRU with an update gate whose bias
-          is 0, and 3. Training: encoders of the same size tell the first of LENGTH letters, after as many updates, with
-          optim.clip_norm=1 and 0; --lengths= leaves it out. A run that is there already is not trained again.
+          is 0, and 3. Training: encoders of the same size classify texts of LENGTH letters by the first, with
+          optim.clip_norm=1 and 0; --lengths= leaves it out. Runs that are trained already are not trained again.
 Command:  python -m experiments.papers.vanishing_gradients --workdir=runs/vanishing_gradients [--seeds=3] [--smoke]
 """
 
@@ -32,8 +32,8 @@ from jformer.tools.pages.plots import PlottedLine, curves
 
 WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the runs, the table and the picture.", required=True)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of each model and run.", lower_bound=1)
-LENGTHS = flags.DEFINE_list("lengths", ["20"], "Letters of a text, of which the first is to be told.")
-UPDATES = flags.DEFINE_integer("updates", 500, "Of each run.")
+LENGTHS = flags.DEFINE_list("lengths", ["20"], "Letters of a text, the first of which is its label.")
+UPDATES = flags.DEFINE_integer("updates", 500, "Updates of each run.")
 
 KINDS = {
     "RNN": ("rnn", 1.0, 0.0),
@@ -44,8 +44,8 @@ KINDS = {
     "GRU + 3": ("gru", 1.0, 3.0),
     "Transformer": ("", 1.0, 0.0),
 }
-"""Name → its cell, what its states' orthogonal kernel begins multiplied by, where the update gate's bias begins."""
-WANTED = flags.DEFINE_list("kinds", [*KINDS], "To compare.")
+"""Name → its cell, the initial scale of its orthogonal recurrent kernel, the initial bias of its update gate."""
+WANTED = flags.DEFINE_list("kinds", [*KINDS], "Models to compare.")
 SIZE, READ, TEXTS, LETTERS = 64, 128, 16, "abcdefgh"
 ROWS = 64  # of an update
 OF_MODEL = {"family": "encoder", "d_model": SIZE, "num_layers": 1, "dropout": 0.0, "head": {"pooling": "last"}}
@@ -125,7 +125,7 @@ def of_states(model: Any, params: Any, text: jax.Array) -> jax.Array:
     def of_place(place: jax.Array) -> jax.Array:
         _, state = read(begin["self"]["layers"], places <= place)
         gradient = jax.grad(lambda state: last_loss(apply(read(state, places > place)[0], method="logits")))(state)
-        largest = jnp.abs(gradient).max()  # squares of what has vanished are no float32
+        largest = jnp.abs(gradient).max()  # squares of vanished gradients underflow in float32
         return largest * jnp.linalg.norm(gradient / jnp.maximum(largest, 1e-37))
 
     return jax.lax.map(of_place, places)
@@ -163,7 +163,7 @@ def write(folder: Path, found: dict[str, np.ndarray]) -> None:
 
 
 def make_texts(folder: Path, length: int) -> Path:
-    """Write texts of so many letters with the first one as their label, and return their folder."""
+    """Write texts of `length` letters with the first one as their label, and return their folder."""
     folder = folder / str(length)
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(length)
@@ -174,7 +174,7 @@ def make_texts(folder: Path, length: int) -> Path:
 
 
 def train(folder: Path, data: Path, kind: str, clip: float, length: int, seed: int) -> tuple[float, float]:
-    """Return the test accuracy of a run and its largest gradient norm; train it where that has not been done."""
+    """Return the test accuracy of a run and its largest gradient norm, training it if needed."""
     cell, _, bias = KINDS[kind]
     workdir = folder / f"{cell or 'transformer'}{f'-bias{bias:g}' if bias else ''}-{length}-clip{clip:g}-{seed}"
     steps = UPDATES.value

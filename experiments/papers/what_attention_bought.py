@@ -4,12 +4,12 @@ Four models of as many parameters (their width follows from that), trained on as
 loss, batches, beams and average of checkpoints: an LSTM without attention that reads the source backwards (Sutskever et
 al. 2014), a GRU with additive attention (Bahdanau et al. 2015), an LSTM with multiplicative attention and input feeding
 (Luong et al. 2015), and the Transformer. The plot is that of Bahdanau et al. 2015, figure 2. No rate was tuned.
-Decoding's speed is that of the first 256 test sentences, once all is compiled, for each second that a CPU worked on
-them, which others on the machine disturb little; training's is by the clock, the median over a run.
+Decoding speed is that of the first 256 test sentences, after compilation, per second of CPU time, which other load
+hardly affects; training speed is by the clock, the median over a run.
 
 Command:  python -m experiments.papers.what_attention_bought --data=PATH/multi30k --workdir=runs/attention
           [--updates=600] [--tokens=2048] [--vocabulary=3000] [--seeds=3] [--only=NAME] [--smoke]
-          What WORKDIR/runs.csv tells of already is not trained again.
+          Runs that are in WORKDIR/runs.csv already are not trained again.
 """
 
 import functools
@@ -43,8 +43,8 @@ DATA = flags.DEFINE_string("data", "", "The folder of Multi30k; --smoke needs no
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Every run gets a directory in it, and the table and plot.", required=True
 )
-UPDATES = flags.DEFINE_integer("updates", 600, "Of each run.", lower_bound=1)
-TOKENS = flags.DEFINE_integer("tokens", 2_048, "Of an update, padding included.", lower_bound=1)
+UPDATES = flags.DEFINE_integer("updates", 600, "Updates of each run.", lower_bound=1)
+TOKENS = flags.DEFINE_integer("tokens", 2_048, "Tokens of an update, padding included.", lower_bound=1)
 VOCABULARY = flags.DEFINE_integer("vocabulary", 3_000, "Entries of the joint BPE.", lower_bound=1)
 SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each model, with seeds 0, 1, …", lower_bound=1)
 
@@ -110,7 +110,7 @@ def row(name: str, cells: Sequence[object]) -> str:
 
 
 def score(name: str, preset: str, changes: dict[str, Any], seed: int) -> list[float]:
-    """Train and score one run where that was not done; return BLEU overall and by length, and both speeds."""
+    """Train and score one run if needed; return BLEU overall and by length, and both speeds."""
     options = options_of(name, preset, changes) | {"seed": seed}
     workdir = Path(WORKDIR.value) / f"{name.replace(' ', '_')}-{seed}"
     results_of(base(), workdir, options)
@@ -191,12 +191,12 @@ def _count(preset: str, changes: tuple[tuple[str, Any], ...], rows: int) -> int:
 
 
 def parameters(preset: str, changes: dict[str, Any], rows: int) -> int:
-    """Return how many parameters a model has whose vocabulary has so many rows."""
+    """Return the number of parameters of a model with `rows` entries in its vocabulary."""
     return _count(preset, tuple(changes.items()), rows)
 
 
 def equal_width(preset: str, changes: dict[str, Any], rows: int, wanted: int) -> int:
-    """Return the width, a multiple of 4, that brings a model nearest to so many parameters."""
+    """Return the width, a multiple of 4, that brings a model nearest to `wanted` parameters."""
     return min(
         range(32, 257, 4), key=lambda width: abs(parameters(preset, {**changes, "d_model": width}, rows) - wanted)
     )

@@ -1,1 +1,1 @@
-"""Corpora that are made up for experiments, as data.source=experiments.sources.NAME:open_split names them."""
+"""Generated corpora for experiments, named by data.source=experiments.sources.NAME:open_split."""

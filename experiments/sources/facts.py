@@ -1,8 +1,8 @@
 """Questions about invented people, answered by some words of a few sentences, or by none; all made up by templates.
 
-A context tells one to three facts of each of two people, each in a sentence of its own; the question asks one of them.
-Of both the same kinds of facts are told, so that only the name tells the answers apart: a model that reads short
-contexts learns it there first, and long ones alone it does not. Splits share parts of names, but no whole name.
+A context states one to three facts about each of two people, each in a sentence of its own; the question asks for one
+of them. Both people have the same kinds of facts, so that only the name distinguishes the answers: models learn this
+first on short contexts, and not at all on long ones alone. Splits share parts of names, but no whole name.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ THINGS = (
 
 
 class Kind(NamedTuple):
-    """A kind of fact: how it is told and asked of a {who}, with the {what} that answers."""
+    """A kind of fact: how it is stated and asked about a {who}, with the {what} that answers."""
 
     told: tuple[str, ...]
     asked: tuple[str, ...]
@@ -77,7 +77,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
 
 
 def build(num_pairs: int) -> dict[str, list[Pair]]:
-    """Return so many training pairs, and those held out; the first ones do not depend on how many there are."""
+    """Return the training pairs, and those held out; the first ones do not depend on how many there are."""
     rng = np.random.default_rng(0)
     sizes = {**HELD_OUT, "train": num_pairs}
     return {split: [_pair(iter(rng.random(64).tolist()), SUMS[split]) for _ in range(n)] for split, n in sizes.items()}
@@ -113,6 +113,6 @@ def _what(draws: Draws, kind: str) -> str:
 
 
 def _some(draws: Draws, choices: Sequence[T], count: int) -> list[T]:
-    """Draw so many, none of them twice, in an order that is drawn too."""
+    """Draw `count` of the choices without replacement, in random order."""
     left = list(range(len(choices)))
     return [choices[left.pop(int(next(draws) * len(left)))] for _ in range(count)]

@@ -1,7 +1,7 @@
 """Texts with several labels, and pairs of texts with a number, made up by templates: for task classify.
 
-subjects   what a text tells of (none, one or several of SUBJECTS), of clauses that tell of one or deny one
-likeness   how many of five things two sentences say alike, 0 to 5, whatever words and voice they say them in
+subjects   what a text is about (none, one or several of SUBJECTS); its clauses mention a subject or deny one
+likeness   how many of five things two sentences agree on, 0 to 5, in whatever words and voice
 """
 
 from experiments.sources.templates import Draws, dealt, one
@@ -54,12 +54,12 @@ def open_likeness(config: SourceConfig, split: str) -> Split:
 
 
 def subjects(num_pairs: int) -> dict[str, list[Pair]]:
-    """Return texts and the subjects that they tell of, in the order of the alphabet, with commas between."""
+    """Return texts and the subjects that they are about, in alphabetical order, separated by commas."""
     return dealt(num_pairs, _draw_subjects)
 
 
 def likeness(num_pairs: int) -> dict[str, list[Pair]]:
-    """Return pairs of sentences, a TAB between them, and how many things both say."""
+    """Return pairs of sentences, separated by a TAB, and how many things they agree on."""
     return dealt(num_pairs, _compared)
 
 

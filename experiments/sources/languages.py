@@ -1,8 +1,8 @@
 """Sentences of three made-up languages: words of their own, and in one of them the order reversed.
 
 A sentence is some of 60 things in an order; each language has a word of two syllables for each thing. The languages are
-aa, bb (reversed) and cc, and data.name is a pair of them such as aa-bb. Texts to train on are drawn anew for each two
-languages; those to be tested on are the same for all pairs.
+aa, bb (reversed) and cc, and data.name is a pair of them such as aa-bb. Training texts are drawn anew for each pair of
+languages; test texts are the same for all pairs.
 """
 
 import functools

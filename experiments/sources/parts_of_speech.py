@@ -2,7 +2,7 @@
 
 The tags are the universal ones (Petrov et al. 2012; Universal Dependencies). What a word is follows from where it
 stands: "light" is a noun, an adjective or a verb, "that" points, refers or joins, "to" leads to a place or to a verb.
-The whole sentence leaves no doubt of any, but for some questions that end in "back": "did that fish back ?".
+The whole sentence leaves no tag in doubt, except in some questions that end in "back": "did that fish back ?".
 """
 
 from experiments.sources.templates import Draws, dealt, one

@@ -1,7 +1,7 @@
 """Sequences of numbers and their reverses, as the tutorial of JoeyNMT defines the task ("Synthetic Data").
 
-What is tested on may be longer than training. As there, each sequence is drawn by itself: all of one number, and many
-of two, are in several splits.
+Test sequences may be longer than training sequences. As there, each sequence is drawn independently: all of one number,
+and many of two, are in several splits.
 """
 
 import numpy as np

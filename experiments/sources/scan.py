@@ -5,8 +5,8 @@
     motion    verb | turned | turned with "opposite" or "around" before its side
     turned    verb side | turn side
 
-All 20,910 commands follow from it; what is held out of training decides what is asked of a model. Of each split there
-is a training and a test part, such as "simple_train" and "simple_test":
+All 20,910 commands follow from it; what is held out of training decides what a split tests. Each split has a training
+and a test part, such as "simple_train" and "simple_test":
 
     simple    a random fifth is held out; the draw is ours (Experiment 1 of the paper)
     length    commands of more than 22 actions are held out (Experiment 2)
@@ -27,7 +27,7 @@ VERBS = ("walk", "look", "run", "jump")
 SIDES = ("left", "right")
 LONGEST = 22  # actions of a training pair of the length split
 TRAINING_SHARE = 0.8  # of the simple split
-JUMP_SHARE = 0.1  # of the training pairs of the jump split is the one command of "jump" alone
+JUMP_SHARE = 0.1  # of the command "jump" alone in the training pairs of the jump split
 
 Command = tuple[str, tuple[str, ...]]
 """Its words, and its actions."""

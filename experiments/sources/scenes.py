@@ -97,7 +97,7 @@ def draw_all(scenes: list[str]) -> Path:
 
 
 def build(num_pairs: int) -> dict[str, list[Pair]]:
-    """Return the scenes of train, valid and test with their captions; none of a split shows what one of another does.
+    """Return the scenes of train, valid and test with their captions; no two splits share a scene.
 
     Scenes of different splits differ in a shape, its size, its colour or its cell. The first ones do not depend on how
     many are drawn. A scene's group is how many shapes it has.
@@ -128,13 +128,13 @@ def name_of(shapes: tuple[Shape, ...]) -> str:
 
 
 def caption_of(shapes: tuple[Shape, ...]) -> str:
-    """Return what is said of a scene."""
+    """Return the caption of a scene."""
     first, *others = sorted(shapes, key=lambda shape: (-SIZES[shape.size], shape.cell))
     return f"a {first} " + " and ".join(f"{_relation(first.cell, other.cell)} a {other}" for other in others)
 
 
 def draw(name: str) -> UInt8[np.ndarray, "h w c"]:
-    """Draw the scene of a name: RGB, black where no shape is. Raise UserError for a name that is none."""
+    """Draw the scene of a name: RGB, black where no shape is. Raise UserError for an invalid name."""
     y, x = np.mgrid[:SIDE, :SIDE]
     image = np.zeros((SIDE, SIDE, 3), np.uint8)
     for shape in _parse(name):

@@ -1,4 +1,4 @@
-"""What texts that are made up by templates share: draws, and the split that a text belongs to. No templates here."""
+"""Shared by texts that templates generate: random draws, and the split that a text belongs to. No templates here."""
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ Draws = Iterator[float]
 
 
 def dealt(num_pairs: int, draw: Callable[[Draws], Pair]) -> dict[str, list[Pair]]:
-    """Draw pairs, each source once, until there are so many for training and all of those held out.
+    """Draw pairs, each source once, until there are enough for training and all of those held out.
 
     The first ones do not depend on how many there are.
     """

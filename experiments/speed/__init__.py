@@ -1,1 +1,1 @@
-"""How fast training, decoding and data are, beside peers."""
+"""How fast training, decoding and data are, compared with peers."""

@@ -1,4 +1,4 @@
-"""How fast is text made into batches, how full are they, and does memory stay what it is? On one core, without JAX.
+"""How fast does text become batches, how full are they, and does memory stay constant? On one core, without JAX.
 
 Command:  taskset -c 1 python -m experiments.speed.data --config=configs/multi30k_tiny.py
           --config.data.dir=PATH/multi30k [--config.data.tokenizer=unigram] [--pairs=4500000] [--smoke]
@@ -8,7 +8,7 @@ Then batches of two populations of lengths, that text's and one like WMT's: sour
 deviation 18 tokens; targets that differ from them by a factor whose logarithm has deviation 0.64 / sqrt(source), as
 Multi30k's have at their 15 tokens; pairs over 128 or 256 tokens on a side dropped, as data.overlong does.
 Efficiency is that of an epoch: real tokens over computed positions of both sides, empty rows of its last batch too.
-"At most" bounds one pair a row: what so many shapes reach if the two sides of all pairs have the same ratio.
+"At most" bounds one pair a row: what as many shapes would reach if the two sides of all pairs had the same ratio.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def main() -> None:
     """Print the tables."""
     options = flags.FlagValues()
     flags.DEFINE_integer("pairs", 4_500_000, "Pairs like WMT's.", flag_values=options)
-    flags.DEFINE_bool("smoke", False, "Only see that the command works, on few pairs.", flag_values=options)
+    flags.DEFINE_bool("smoke", False, "Only check that the command works, on few pairs.", flag_values=options)
     rest, marks = options(sys.argv, known_only=True), MARKS
     if options.smoke:
         options["pairs"].value, marks = 5_000, (5, 10)
@@ -107,7 +107,7 @@ def fastest(function: Callable[..., Any], times: int = 5) -> float:
 
 
 def random_corpus(number: int, limit: int) -> Corpus:
-    """Return pairs of WMT-like lengths, of tokens that mean nothing."""
+    """Return pairs of WMT-like lengths, of random tokens."""
     rng = np.random.default_rng(0)
     spread = np.sqrt(np.log(1 + (18 / 27) ** 2))
     source = np.maximum(np.rint(rng.lognormal(np.log(27) - spread**2 / 2, spread, number)), 2).astype(np.int64)

@@ -46,7 +46,7 @@ from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf.families import LOGITS_BIAS, config_fields
 from jformer.tools.hf.marian import MARIAN
 
-SIZE = flags.DEFINE_enum("size", "tiny", ["tiny", "base"], "Which model, where there is no run.")
+SIZE = flags.DEFINE_enum("size", "tiny", ["tiny", "base"], "The model, if there is no run.")
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained run.")
 SOURCE = flags.DEFINE_string("source", None, "A text file to translate, a sentence a line.")
 REFERENCE = flags.DEFINE_string("reference", None, "Its translation, for BLEU (without tokenization).")
@@ -55,7 +55,7 @@ PEER_PYTHON = flags.DEFINE_string("peer_python", sys.executable, "Runs transform
 SIDES = flags.DEFINE_list(
     "sides",
     ["jformer", "jformer bfloat16", "transformers", "ctranslate2", "ctranslate2 int8"],
-    "Who decodes.",
+    "Sides that decode.",
 )
 BEAMS = flags.DEFINE_list("beams", ["1", "5"], "Beam sizes; 1 is greedy.")
 BATCHES = flags.DEFINE_list("batches", ["32", "64", "128", "256"], "Batch sizes to choose from.")
@@ -76,7 +76,7 @@ MUST = {  # the least times a peer's speed, by size, beam and peer
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What all sides are given."""
+    """The work given to all sides."""
 
     model: ModelConfig
     tokenizers: tuple[Tokenizer, Tokenizer]
@@ -130,7 +130,7 @@ def prepare(folder: Path) -> Work:
         lines = [tokenizers[0].decode(one) for one in ids]
     sources = [[*one, EOS] for one in tokenizers[0].encode(lines)]
     words = {"source": tokenizers[0].tokens, "target": tokenizers[1].tokens}
-    # Marian's norms have one epsilon, which its config.json does not say; the peers are told ours.
+    # Marian's norms have one epsilon, which its config.json does not state; the peers get ours.
     fields = config_fields(MARIAN, dataclasses.replace(model.config, norm_epsilon=1e-5), "translate")
     fields |= {"pad_token_id": PAD, "decoder_start_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": None}
     stated = {key: value for key, value in fields.items() if key != LOGITS_BIAS}
@@ -160,14 +160,14 @@ def prepare(folder: Path) -> Work:
 
 
 def open_side(name: str, work: Work) -> Side:
-    """Start who decodes."""
+    """Start the worker of a side."""
     kind, _, dtype = name.partition(" ")
     told = {**work.told, "dtype": dtype or "float32", "compute_type": dtype or "float32"}
     return Side(name, PEER_PYTHON.value if kind == "transformers" else PYTHON.value, told)
 
 
 def open_floor(work: Work) -> Side:
-    """Start who times the matrix products."""
+    """Start the worker that times the matrix products."""
     c = work.model
     sizes = {"d_model": c.d_model, "d_ff": c.d_ff, "layers": c.decoder_layers, "vocabulary": c.target_vocab_size}
     return Side("floor", PYTHON.value, {**sizes, "dtype": "float32", "seconds": 2.0})
@@ -190,7 +190,7 @@ def race(
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(PASSES.value):
         for name, side in sides.items():
-            time.sleep(0.5)  # threads that spin after their work come to rest
+            time.sleep(0.5)  # lets threads stop that spin after their work
             times[name].append(side.ask({**asked, "batch": best[name]})["seconds"])
     return best, times, outputs
 
@@ -220,7 +220,7 @@ def report(
 
 
 def bleu(work: Work, outputs: Sequence[Any]) -> str:
-    """Return the score of what a side wrote, if there is a reference."""
+    """Return the BLEU of a side's outputs, if there is a reference."""
     if not REFERENCE.value:
         return ""
     references = Path(REFERENCE.value).read_text(encoding="utf-8").splitlines()[: work.count]

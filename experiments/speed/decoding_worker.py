@@ -111,7 +111,7 @@ def load_ctranslate2(told: Answer) -> tuple[Pass, Answer]:
 
 
 def load_floor(told: Answer) -> tuple[Pass, Answer]:
-    """Time nothing but the matrix products of decoding, or but the reading of a cache."""
+    """Time only the matrix products of decoding, or only the reading of a cache."""
     import jax
     import jax.numpy as jnp
 

@@ -53,10 +53,10 @@ def main() -> None:
     """Run each side in its process and print the table; a process that was given one side runs it."""
     options = flags.FlagValues()
     flags.DEFINE_integer("tokens", 437_000, "Real target tokens that each side trains on.", flag_values=options)
-    flags.DEFINE_integer("packed_length", 64, "Of packed rows.", flag_values=options)
-    flags.DEFINE_list("sides", SIDES, "Which; all are compared with fixed.", flag_values=options)
-    flags.DEFINE_bool("smoke", False, "Only see that the command works, on few tokens.", flag_values=options)
-    flags.DEFINE_string("side", None, "Run this one here, and print its figures as JSON.", flag_values=options)
+    flags.DEFINE_integer("packed_length", 64, "Length of packed rows.", flag_values=options)
+    flags.DEFINE_list("sides", SIDES, "Sides to run; all are compared with fixed.", flag_values=options)
+    flags.DEFINE_bool("smoke", False, "Only check that the command works, on few tokens.", flag_values=options)
+    flags.DEFINE_string("side", None, "Run this side here, and print its figures as JSON.", flag_values=options)
     rest = options(sys.argv, known_only=True)
     if options.smoke:
         options["tokens"].value, options["sides"].value = 1_000, ["fixed", "packed"]
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def run_side(side: str, config: Config, workdir: Path, tokens: int, packed_length: int) -> dict[str, float]:
-    """Tokenize, then train until the target tokens are reached, and tell what that took."""
+    """Tokenize, then train until the target tokens are reached, and return the figures."""
     batching = side if side in ("packed", "buckets") else "buckets"
     data = {"cache_dir": str(workdir / "cache"), "batching": batching, "packed_length": packed_length}
     config = changed(config, data=data, train={"eval_every": 0, "patience": 0}, evaluate={"weights": "last"})
@@ -94,7 +94,7 @@ def run_side(side: str, config: Config, workdir: Path, tokens: int, packed_lengt
     train_options = {"num_steps": updates, "checkpoint_every": updates, "log_every": min(updates, 50)}
     warmup = min(config.optim.warmup_steps(config.train.num_steps), updates)
     config = changed(config, train=train_options, optim={"warmup": warmup})
-    save_config(config, workdir / "config.json")  # a run that was stopped before its first update: text is at hand
+    save_config(config, workdir / "config.json")  # as if stopped before the first update: its text is ready
     compiling: list[float] = []
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:
@@ -124,7 +124,7 @@ def changed(config: Config, **sections: dict[str, Any]) -> Config:
 
 
 def needed(batches: Iterator[Arrays], tokens: int) -> tuple[list[Work], list[Work], int]:
-    """Return the work of the texts and of the rows of so many batches as hold the target tokens, and their shapes."""
+    """Return the work of texts and of rows in as many batches as reach the target tokens, and the number of shapes."""
     texts, rows, shapes, seen = [], [], set(), 0
     while seen < tokens:
         batch = next(batches)
@@ -137,7 +137,7 @@ def needed(batches: Iterator[Arrays], tokens: int) -> tuple[list[Work], list[Wor
 
 
 def our_batches(batches: Batches) -> Iterator[Arrays]:
-    """Yield what jformer trains on."""
+    """Yield the batches that jformer trains on."""
     step = 0
     while True:
         yield batches[step]

@@ -22,7 +22,7 @@ from jformer.data.tokenizers.symbols import NUM_SYMBOLS
 
 SIZES = flags.DEFINE_list("sizes", ["tiny", "base"], "Models.")
 BEAMS = flags.DEFINE_list("beams", ["1", "5"], "Beam sizes; 1 is greedy.")
-DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Of activations.")
+DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Dtypes of activations.")
 COUNT = flags.DEFINE_integer("count", 200, "Timed sentences of each kind.", lower_bound=1)
 
 VOCABULARY, TOKENS = 10_000, 10

@@ -1,13 +1,12 @@
-"""How heavy is a page before anything is in it, and how soon is the largest one open?
+"""How large is a page before anything is in it, and how soon does the largest one open?
 
-Programs, style and frame of each page, in kB, and deflated as servers do; pages that are named, of runs of yours, stand
-in further rows. With --tokens, an explorer's page of a model with all three parts that attend, 12 layers and 12 heads,
+Programs, style and frame of each page, in kB, and deflated as servers do; pages of your own runs, if named, get further
+rows. With --tokens, an explorer's page of a model with all three parts that attend, 12 layers and 12 heads,
 is made of softmax over Gaussian scores (deviation 2, nothing that deflates well) and opened in Chromium (Playwright):
 seconds until the first large map is there, and until all is read, and what the browser's processes hold more than with
 an empty tab (proportional set size): then, at most (looked at every 50 ms), later, and with its garbage collected.
-DevTools, by which Playwright steers the browser, keeps some of what a page is read from; so the page is opened once
-more in a browser that nobody steers, for what its process has for itself (private dirty pages), beside that of an empty
-tab.
+DevTools, by which Playwright controls the browser, keeps some of a page's source in memory; so the page is opened once
+more without it, for the private dirty pages of its process, beside those of an empty tab.
 
 Command:  python -m experiments.speed.page_weights [PAGE.html ...] [--tokens=512] [--layers=12] [--smoke]
 """
@@ -33,8 +32,8 @@ from jformer.tools.pages import page
 from jformer.tools.pages.explorer import Shown, explorer_page
 from jformer.tools.pages.run_report import CHARTS, PROGRAMS, curves
 
-TOKENS = flags.DEFINE_integer("tokens", 0, "Of source and target; 0 = no such page is made.")
-LAYERS = flags.DEFINE_integer("layers", 12, "Of encoder and decoder.")
+TOKENS = flags.DEFINE_integer("tokens", 0, "Tokens of source and target; 0 makes no explorer's page.")
+LAYERS = flags.DEFINE_integer("layers", 12, "Layers of encoder and decoder.")
 HEADS = 12
 FIRST_MAP, PATIENCE = "svg image", 120_000  # of a head enlarged; milliseconds
 
@@ -49,7 +48,7 @@ def empty_pages() -> dict[str, bytes]:
 
 
 def largest_page(tokens: int, layers: int) -> str:
-    """Return the page of one source and target of so many tokens, all parts there."""
+    """Return the page of one source and target of `tokens` tokens, with all parts."""
     draw, words = np.random.default_rng(0), tuple(f"token{i}" for i in range(tokens))
 
     def attention(part: Part) -> AttentionWeights:
@@ -87,7 +86,7 @@ def processes(first: int) -> list[int]:
 
 
 def memory(process: int, kind: str) -> float:
-    """Return the MB of one kind ("Pss", "Private_Dirty") that a process holds; 0 for one that is over."""
+    """Return the MB of one kind ("Pss", "Private_Dirty") that a process holds; 0 for one that has ended."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -96,13 +95,13 @@ def memory(process: int, kind: str) -> float:
 
 
 def held(process: int) -> float:
-    """Return the MB that a process and all below it hold, what is shared divided by those that share it."""
+    """Return the MB that a process and all below it hold, shared memory divided among those that share it."""
     return sum(memory(one, "Pss") for one in processes(process))
 
 
 @contextlib.contextmanager
 def watched(empty: float) -> Iterator[list[tuple[float, float]]]:
-    """Look as long as this lasts at what is held more than when all was empty; the list gets pairs (MB, second)."""
+    """Sample the memory above `empty` during the context; the list gets pairs (MB, second)."""
     over, began, seen = threading.Event(), time.perf_counter(), [(0.0, 0.0)]
 
     def look() -> None:
@@ -119,7 +118,7 @@ def watched(empty: float) -> Iterator[list[tuple[float, float]]]:
 
 
 def opened(path: Path) -> str:
-    """Open a page in Chromium and say how long that took and what it holds."""
+    """Open a page in Chromium; return a line on how long that took and how much memory it holds."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -152,7 +151,7 @@ def opened(path: Path) -> str:
 
 
 def alone(address: str) -> tuple[float, float]:
-    """Return the MB that the page's own process has for itself at most, and after 12 s, in a browser nobody steers."""
+    """Return the private MB of the page's own process at most, and after 12 s, in a browser without DevTools."""
     with tempfile.TemporaryDirectory() as folder:
         options = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--window-size=1150,900")
         command = [chromium(), *options, f"--user-data-dir={folder}/profile", address]

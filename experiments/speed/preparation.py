@@ -1,10 +1,10 @@
 """How do time, memory and disk grow with the pairs of a corpus, and does preparation survive kills?
 
 Pairs are generated: Zipfian words, log-normal lengths. One process opens their text, learns a vocabulary and makes the
-arrays; two others open what is there and make a batch, in buckets and in packed rows. Seconds are the processor's, of
-all processes, and beside them those of the clock; memory is the most that the process holds, JAX imported, with and
-without pages of files, which the system takes back. With --kills, preparation is killed that often at random moments,
-and its arrays are compared with those made in peace. With --plan, only the lengths of that many pairs are made.
+arrays; two others open what is there and make a batch, in buckets and in packed rows. Seconds are CPU time, of all
+processes, and beside them those of the clock; memory is the peak of the process, JAX imported, with and without pages
+of files, which the system can reclaim. With --kills, preparation is killed that often at random moments, and its arrays
+are compared with those made without kills. With --plan, only the lengths of that many pairs are made.
 
 Command:  python -m experiments.speed.preparation [--pairs=100000,1000000] [--kills=20] [--keep=DIR] [--smoke]
           python -m experiments.speed.preparation --plan=40000000
@@ -38,13 +38,13 @@ from jformer.data.vocabularies import learn_tokenizers, load_tokenizers
 from jformer.integrity import seal
 from jformer.tasks.build import build_task
 
-PAIRS = flags.DEFINE_list("pairs", ["100000", "1000000"], "How many, one after the other.")
-KILLS = flags.DEFINE_integer("kills", 0, "Of the preparation of the first of them.")
-SEED = flags.DEFINE_integer("seed", 0, "Of when.")
-PLAN = flags.DEFINE_integer("plan", 0, "Open and plan as many pairs, of which only the lengths are made.")
-KEEP = flags.DEFINE_string("keep", "", "A folder for text and arrays, which a later run with it finds.")
-STAGE = flags.DEFINE_enum("stage", "", ["", "prepare", "buckets", "packed"], "Do this and print its figures.")
-FOLDER = flags.DEFINE_string("folder", "", "Of text, tokenizers and arrays.")
+PAIRS = flags.DEFINE_list("pairs", ["100000", "1000000"], "Pairs of each corpus, one after the other.")
+KILLS = flags.DEFINE_integer("kills", 0, "Kills during the preparation of the first corpus.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed for when to kill.")
+PLAN = flags.DEFINE_integer("plan", 0, "Open and plan this many pairs, of which only the lengths are made.")
+KEEP = flags.DEFINE_string("keep", "", "A folder that keeps text and arrays for later runs.")
+STAGE = flags.DEFINE_enum("stage", "", ["", "prepare", "buckets", "packed"], "Run this stage and print its figures.")
+FOLDER = flags.DEFINE_string("folder", "", "Folder of text, tokenizers and arrays.")
 
 WORDS, MEAN, SPREAD = 200_000, 3.0, 0.6  # different ones; of the logarithm of a sentence's length in words
 AT_ONCE = 100_000  # pairs that are generated
@@ -80,7 +80,7 @@ def configured(folder: Path, batching: str) -> Config:
 
 
 def stage(folder: Path, name: str) -> None:
-    """Do a stage and print seconds by what took them, and MiB."""
+    """Run a stage and print its seconds, part by part, and MiB."""
     config = configured(folder, "packed" if name == "packed" else "buckets")
     task, seconds, directory = build_task(config), dict[str, list[float]](), folder / "tokenizer"
     began = clocks()

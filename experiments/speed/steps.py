@@ -8,10 +8,10 @@ and the cores this command may use (`taskset` narrows them). A step is a forward
 label smoothing 0.1, and an update of Adam with the warmup of 2017; no side clips gradients. Dropout is that of the
 2017 paper, on embeddings and sublayers' outputs: what the peers drop beyond it, attention weights and inside the
 feed-forward, is off unless --extra_dropout, which drops it at every side. Masks of padding and of later tokens are on
-everywhere, also in full rows. In bfloat16 each library computes as it does itself: model.dtype,
-TransformerConfig.dtype, torch.autocast. Each side is as it comes; --keeping=jformer,floor,flax,torch gives the peers
-the allocator's options that every run of jformer sets, see jformer.training.malloc. The floor is the time of the step's
-matrix products, each by itself.
+everywhere, also in full rows. In bfloat16 each library uses its own option: model.dtype, TransformerConfig.dtype,
+torch.autocast. Peers have their defaults; --keeping=jformer,floor,flax,torch gives them, too, the allocator's options
+that every run of jformer sets, see jformer.training.malloc. The floor is the time of the step's matrix products, each
+by itself.
 
 --growth times jformer's tiny model from 2,048 to 32,768 tokens a side, in sentences of 32.
 """
@@ -33,21 +33,21 @@ from jformer.evaluation.score_tables import aligned
 from jformer.models import ModelConfig
 from jformer.models.flops import batch_work, update_flops
 
-SIZE = flags.DEFINE_enum("size", "tiny", list(SIZES), "Which model.")
-BATCH = flags.DEFINE_enum("batch", "full", ["full", "padded", "packed"], "Rows of one length, padded, or of many.")
-DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Of activations.")
-KINDS = flags.DEFINE_list("sides", ["jformer", "flax", "torch", "torch compiled", "floor"], "Who takes steps.")
+SIZE = flags.DEFINE_enum("size", "tiny", list(SIZES), "The model.")
+BATCH = flags.DEFINE_enum("batch", "full", ["full", "padded", "packed"], "Rows of one length, padded, or packed.")
+DTYPES = flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Dtypes of activations.")
+KINDS = flags.DEFINE_list("sides", ["jformer", "flax", "torch", "torch compiled", "floor"], "Sides that take steps.")
 PYTHON = flags.DEFINE_string("python", sys.executable, "Runs jformer, flax and the floor.")
 PEER_PYTHON = flags.DEFINE_string("peer_python", sys.executable, "Runs PyTorch.")
-FLAX_WMT = flags.DEFINE_string("flax_wmt", None, "The folder examples/wmt of a checkout of flax; none, no such side.")
+FLAX_WMT = flags.DEFINE_string("flax_wmt", None, "The folder examples/wmt of a checkout of flax, for that side.")
 STEPS = flags.DEFINE_integer("steps", 9, "Timed steps of each side.")
 EXTRA_DROPOUT = flags.DEFINE_bool("extra_dropout", False, "Also drop attention weights and inside the feed-forward.")
 KEEPING = flags.DEFINE_list("keeping", ["jformer", "floor"], "Sides that keep freed memory as jformer's runs do.")
 GROWTH = flags.DEFINE_bool("growth", False, "Time and memory of jformer over the number of tokens instead.")
 
-WARMUP = 100  # updates; short, so that the losses of a few steps show that everybody learns
+WARMUP = 100  # updates; short, so that the losses of a few steps show that every side learns
 MUST: dict[tuple[str, str], dict[str, tuple[float | None, float | None]]] = {
-    # The most that jformer's time may be of a side's, and what it aims at.
+    # jformer's time as a share of a side's: the limit, and the goal.
     ("base", "float32"): {"torch": (0.95, 0.80), "flax": (0.80, None), "floor": (None, 1.25)},
     ("tiny", "float32"): {"torch": (0.75, 0.60), "flax": (0.75, None), "floor": (None, 1.5)},
     ("base", "bfloat16"): {"torch": (0.90, 0.50), "floor": (None, 2.0)},
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
 
 
 def tell(folder: Path, model: ModelConfig, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Write the batch and return what a worker is told."""
+    """Write the batch and return the request to a worker."""
     path = folder / f"{len(batch['row'])}.npz"
     np.savez(path, **batch)  # type: ignore[arg-type]
     fields = {name: value for name, value in dataclasses.asdict(model).items() if not isinstance(value, dict)}
@@ -124,13 +124,13 @@ def row(kind: str, dtype: str, sides: dict[str, Side], tokens: int, flops: int) 
 
 
 def open_side(kind: str, told: dict[str, Any]) -> Side:
-    """Start who takes steps."""
+    """Start the worker of a side."""
     python = PEER_PYTHON.value if kind.startswith("torch") else PYTHON.value
     return Side(kind, python, told, keep=kind in KEEPING.value)
 
 
 def work_line(model: ModelConfig, batch: dict[str, np.ndarray]) -> str:
-    """Return the model, the batch and what they take."""
+    """Return a line on the model, the batch and their cost."""
     rows, source = batch["source"].shape
     real, computed = (update_flops(model, work) / 1e9 for work in batch_work(batch))
     return (
@@ -161,7 +161,7 @@ def grow(folder: Path) -> None:
         before = tokens, size
     print(*aligned(cells, len(cells[0])), sep="\n")
     each = [side.median / tokens for tokens, side in sides.items()]
-    print(f"the dearest token takes {max(each) / min(each) - 1:.0%} longer than the cheapest, must be at most 15 %")
+    print(f"the costliest token takes {max(each) / min(each) - 1:.0%} longer than the cheapest, must be at most 15 %")
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def make_norm(c: Mapping[str, Any]) -> nn.Module:
 
 
 def make_model(told: Told) -> tuple[nn.Module, nn.Module]:
-    """Return the model to draw parameters of, and that to train."""
+    """Return the model that draws the parameters, and the one to train."""
     if not told["flax_wmt"]:
         plain = Plain(told["model"])
         return plain, plain

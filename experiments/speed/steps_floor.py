@@ -23,7 +23,7 @@ def load(told: Told) -> tuple[Step, Told]:
 
 
 def quickest_form(shape: Sequence[int], dtype: str) -> Callable[[], float]:
-    """Return what times b products [m k] · [k n]; each factor, and the result, may be stored transposed."""
+    """Return the timer of the fastest form of b products [m k] · [k n]; factors and result may be transposed."""
     found = []
     for form in (f"b{x},b{y}->b{z}" for x in ("mk", "km") for y in ("kn", "nk") for z in ("mn", "nm")):
         timer = make_timer(form if shape[0] > 1 else form.replace("b", ""), shape, dtype)
@@ -32,7 +32,7 @@ def quickest_form(shape: Sequence[int], dtype: str) -> Callable[[], float]:
 
 
 def make_timer(form: str, shape: Sequence[int], dtype: str) -> Callable[[], float]:
-    """Compile a product and return what gives its mean seconds."""
+    """Compile a product and return a function that measures its mean seconds."""
     sizes = dict(zip("bmkn", shape, strict=True))
     shapes = [[sizes[letter] for letter in factor] for factor in form.partition("->")[0].split(",")]
     factors = [jnp.full(each, 0.01, dtype) for each in shapes]

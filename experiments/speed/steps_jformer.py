@@ -41,7 +41,7 @@ def load(told: Told) -> tuple[Step, Told]:
 def build_step(
     config: ModelConfig, arrays: dict[str, np.ndarray], warmup: int, task: Task | None = None, microbatches: int = 1
 ) -> tuple[Any, TrainState, Any]:
-    """Return the update, the state before the first one and the batch [a b …], as they lie in a run.
+    """Return the update, the state before the first one and the batch [a b …], as in a run.
 
     Without a task, it translates.
 
@@ -49,7 +49,7 @@ def build_step(
         config: of the model.
         arrays: the batch [rows …].
         warmup: updates until the rate falls.
-        task: what is learned.
+        task: the task to learn.
         microbatches: equal parts of the rows.
     """
     model, mesh = build_model(config), make_mesh(1)

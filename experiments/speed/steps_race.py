@@ -1,4 +1,4 @@
-"""Processes that take steps in turns, for steps.py, and where they ran. What they compute is not here."""
+"""Processes that take steps in turns, for steps.py, and their machine in words. Knows nothing of what they compute."""
 
 import os
 import statistics
@@ -16,7 +16,7 @@ FEATURES = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 
 
 class Side(Worker):
-    """A worker that takes a step when asked, and what it has told so far."""
+    """A worker that takes a step when asked, and what it has reported so far."""
 
     def __init__(self, kind: str, python: str, told: dict[str, Any], keep: bool) -> None:
         name, _, compiled = kind.partition(" ")
@@ -66,7 +66,7 @@ def machine(sides: Sequence[Side]) -> str:
     """Return the machine, the libraries and the commit."""
     having = [name for name in FEATURES if name in processor().get("flags", "").split()]
     versions = {name: text for side in sides for name, text in side.facts.get("versions", {}).items()}
-    tunables = os.environ.get("GLIBC_TUNABLES", "as it comes")  # huge pages save a step its page faults
+    tunables = os.environ.get("GLIBC_TUNABLES", "by default")  # huge pages save a step its page faults
     return (
         f"{processor_name()}, {len(os.sched_getaffinity(0))} of its cores, "
         f"{' '.join(having)} (amx_bf16, avx512_bf16: those with bfloat16 products), load before {LOAD:.1f}; "

@@ -72,7 +72,7 @@ def load(told: Told) -> tuple[Step, Told]:
 
 
 def make_masks(batch: Arrays) -> Arrays:
-    """Return what hides padding and later tokens; True hides."""
+    """Return the mask of padding and later tokens; True hides."""
     source, target = batch["source_segments"] == 0, batch["target_segments"] == 0
     later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
     padding = {"src_key_padding_mask": source, "tgt_key_padding_mask": target, "memory_key_padding_mask": source}
@@ -80,12 +80,12 @@ def make_masks(batch: Arrays) -> Arrays:
 
 
 def make_packed_masks(batch: Arrays, heads: int) -> Arrays:
-    """Return what hides other sentences and later tokens; True hides."""
+    """Return the mask of other sentences and later tokens; True hides."""
     source, target = batch["source_segments"], batch["target_segments"]
     later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
 
     def others(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        # Padding looks everywhere: what looks at nothing becomes NaN.
+        # Padding attends everywhere: queries without a key become NaN.
         return (query[:, :, None] != key[:, None, :]) & (query[:, :, None] > 0)
 
     masks = {"src_mask": others(source, source), "tgt_mask": others(target, target) | later}

@@ -4,7 +4,7 @@ Command:  python -m experiments.speed.steps_worker jformer|floor|flax|torch [kee
 
 The first line it reads is JSON that says what to build, and is answered with facts; every further line asks for a step
 and is answered with its seconds, its loss, and the CPU time of all threads in the step and since the last one, when it
-should do nothing. A side is `load` of steps_SIDE, so that each process imports only what its side needs.
+should be idle. A side is `load` of steps_SIDE, so that each process imports only what its side needs.
 With `keep` its memory is held as that of a training run is, see jformer.training.malloc.
 """
 
@@ -31,7 +31,7 @@ def compiled(function: Any, *args: Any) -> tuple[Callable[..., Any], float, int]
 
 
 def serve(side: str, lines: Iterable[str], out: TextIO) -> None:
-    """Answer line by line; what fails is an answer too, so that the table can say what a peer lacks."""
+    """Answer line by line; an error is an answer, too, so that the table can say what a peer lacks."""
     run: Step | None = None
     before = time.process_time()
     for line in lines:
@@ -52,7 +52,7 @@ def serve(side: str, lines: Iterable[str], out: TextIO) -> None:
 
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries is not an answer
     if "keep" in sys.argv[2:]:
         keep_freed_memory()
     serve(sys.argv[1], sys.stdin, answers)

@@ -35,12 +35,12 @@ class ArrayEntry:
 
 
 Entries = dict[str, dict[str, ArrayEntry]]
-"""Item, such as params → path of an array in it → what is known of it."""
+"""Item, such as params → path of an array in it → its entry."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint has beside its arrays."""
+    """The metadata of a checkpoint."""
 
     progress: dict[str, Any]  # plain JSON
     selection_cost: float | None  # of a validation at this step, lower is better; may be a negated score

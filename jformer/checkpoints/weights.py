@@ -1,4 +1,4 @@
-"""Load the parameters of a run, to answer with or to start another run from: last, best, or an average; write a run."""
+"""Load the last, best or averaged parameters of a run, for inference or to start another run from; write a run."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ def abstract_params(model: Model, mesh: Mesh, whole: Sequence[str] = (FSDP,)) ->
     return abstract_like(shapes, parameter_shardings(mesh, shapes, whole))
 
 
-# Parameters of a task, which start anew where the parent did not learn them.
+# Task-specific parameters, newly initialised unless the parent has them in the same shapes.
 HEADS = ("head", "pooler", "classifier", "transitions")
 
 
@@ -53,9 +53,9 @@ class Weights(NamedTuple):
 
 
 def load_saved(workdir: Path, settings: Config, mesh: Mesh, abstract: PyTree = None) -> Weights:
-    """Return the saved parameters that `evaluate.weights` names, sharded for inference: of a run of adapters, these.
+    """Return the saved parameters that `evaluate.weights` names, sharded for inference; adapters without their base.
 
-    They are those of `abstract`, or, without it, whatever was saved. The last ones and their moving average come from
+    They are those in `abstract`, or, without it, all that were saved. The last ones and their moving average come from
     the newest intact checkpoint; skipped ones are reported on standard error. Raises UserError if other checkpoints are
     needed and damaged.
     """
@@ -70,7 +70,7 @@ def load_saved(workdir: Path, settings: Config, mesh: Mesh, abstract: PyTree = N
 
 
 def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
-    """Return shapes and shardings as `abstract_params` does, of whatever a run has saved."""
+    """Return shapes and shardings as `abstract_params` does, of all parameters that a run has saved."""
     arrays = saved.newest_manifest().arrays["params"]
     shapes = {path: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for path, entry in arrays.items()}
     tree = traverse_util.unflatten_dict(shapes, sep="/")
@@ -117,7 +117,7 @@ def load_weights(
     Args:
         workdir: of the run.
         settings: its config; `evaluate.weights` names the parameters.
-        model: what they are for; one with adapters keeps these apart, else they are merged. None = whatever was saved.
+        model: what they are for; one with adapters keeps these separate, others merge them. None = all that were saved.
         mesh: where they are placed.
         base: the parameters that adapters modify, and their digest; None = those of train.init_from.
 
@@ -184,17 +184,17 @@ def adopt(
     """Return the parent's parameters where it has them, fresh ones for a new head and adapters, and notes.
 
     Tables may have other numbers of rows (a task's symbols follow the vocabulary): their common rows are copied.
-    Raise UserError naming the first other parameter that the parent has in another shape, or not at all.
+    Raise UserError naming the first other parameter that the parent lacks or has in another shape.
     """
     have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
     leaves, tree = jax.tree.flatten(fresh)
     names = jax.tree.leaves(parameter_names(fresh))
     taken = [_taken(name, have.get(name), new, origin, lora) for name, new in zip(names, leaves, strict=True)]
     notes = [note for _, note in taken if note]
-    unused = [f"{name} has no use here" for name in have if name not in names]
+    unused = [f"{name} is not used here" for name in have if name not in names]
     factors = sum(map(is_factor, names))
     adapted = [f"{counted(factors // 2, 'kernels')} with adapters"] * bool(factors)
-    notes = [f"{counted(len(leaves) - len(notes) - factors, 'parameters')} taken over", *adapted, *notes, *unused]
+    notes = [f"{counted(len(leaves) - len(notes) - factors, 'parameters')} copied", *adapted, *notes, *unused]
     return jax.tree.unflatten(tree, [leaf for leaf, _ in taken]), [f"init_from {origin}: {note}" for note in notes]
 
 
@@ -215,8 +215,8 @@ def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str, lora: 
     if rows < len(new) and not lora.trains(name):
         raise UserError(f"train.init_from={origin!r} lacks part of {name}: add '^{name}$' to model.lora.also")
     if old is None or not rows:
-        return new, f"{name} begins anew"
-    note = f"{name}: {rows:,} of {len(new):,} rows taken over, of {len(old):,}"
+        return new, f"{name} is newly initialised"
+    note = f"{name}: {rows:,} of {len(new):,} rows copied, of {len(old):,}"
     return old[:rows] if rows == len(new) else new.at[:rows].set(old[:rows]), note
 
 
@@ -256,7 +256,7 @@ def _say(text: str) -> None:
 def average_steps(steps: Sequence[int], every: int, count: int) -> list[int]:
     """Return the last step and those before it in a row, `every` apart, at most `count`, oldest first.
 
-    A step further back, such as the best one of long ago, is of other parameters than an average is made for.
+    A step further back, such as an early best one, has parameters too different to average.
     """
     row, before = [steps[-1]], (steps[-1] - 1) // every * every
     while len(row) < count and before in steps:

@@ -63,7 +63,7 @@ def match(tokens: Sequence[str], path: Path, size: int) -> Matched:
     if not ids:
         raise UserError(
             f"{path}: none of its {file.rows} vectors is for one of the {len(words)} words of the vocabulary; "
-            "take vectors of its language, and data.tokenizer=word, bpe or unigram"
+            "use vectors of its language, and data.tokenizer=word, bpe or unigram"
         )
     lowered = sum(keys[i] != words[i] for i in ids)
     coverage = (
@@ -169,7 +169,7 @@ def _check_first(place: str, line: bytes, size: int) -> None:
     fields = line.rstrip().split(b" ")[1:]
     numbers = sum(1 for _ in itertools.takewhile(_is_number, reversed(fields)))
     if not numbers:
-        raise UserError(f"{place} is not a word vector: take a file of GloVe, word2vec or fastText's .vec format")
+        raise UserError(f"{place} is not a word vector: use a file in GloVe, word2vec or fastText's .vec format")
     if len(fields) != size:
         _check_size(place, numbers, size)
 
@@ -177,7 +177,7 @@ def _check_first(place: str, line: bytes, size: int) -> None:
 def _check_size(place: str, stored: int, size: int) -> None:
     if stored != size:
         raise UserError(
-            f"{place} has vectors of {stored} numbers, the model's are of {size}: take a file with vectors of {size}, "
+            f"{place} has vectors of {stored} numbers, the model's are of {size}: use a file with vectors of {size}, "
             f"or set model.d_model (of a recurrent model, model.recurrent.embedding_size) to {stored}"
         )
 

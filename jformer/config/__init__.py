@@ -23,9 +23,9 @@ from jformer.integrity import parse_object, refuse_newer, with_digest, without_d
 from jformer.storage import replace_content
 
 SCHEMA = 1  # of config.json
-LARGEST = 2**31  # no size or count is as large: JAX and sentencepiece count in 32 bits with a sign
-LARGEST_SEED = 2**32  # no seed is as large, nor a number that is to be a float
-LARGEST_FLOAT = 3.4e38  # what float32 can hold, in which everything is computed
+LARGEST = 2**31  # exclusive limit of sizes and counts: JAX and sentencepiece use signed 32-bit integers
+LARGEST_SEED = 2**32  # exclusive limit of seeds and of integers given for floats
+LARGEST_FLOAT = 3.4e38  # what float32 can hold
 SEEDS = ("seed", "decode.seed")
 WANTED = {int: "a whole number", float: "a finite number", str: "a text", bool: "a bool, True or False"}
 
@@ -33,7 +33,7 @@ __all__ = ["as_config_dict", "default_config", "load_config", "resolve", "save_c
 
 
 def default_config(preset: str = "transformer_base") -> ConfigDict:
-    """Return every option with its default and what a preset sets, locked against unknown keys."""
+    """Return every option with its default or the preset's value, locked against unknown keys."""
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}; {nearest(preset, PRESETS)}")
     config = as_config_dict(Config())
@@ -61,7 +61,7 @@ def _with_source(config: Config) -> Config:
 
 
 def load_config(path: Path) -> Config:
-    """Read a config saved by `save_config`; raise UserError where there is none, it is damaged, or of a newer schema.
+    """Read a config saved by `save_config`; raise UserError if it is missing, damaged or of a newer schema.
 
     An option that the file lacks, because an older version wrote it, has its default.
     Does not import the parts that it names; if their code has changed since the run, their first use reports it.

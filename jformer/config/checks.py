@@ -81,7 +81,7 @@ def _check_train(config: Config) -> None:
             f"train.max_minutes={train.max_minutes:g} may end the run before optim.schedule={config.optim.schedule!r}, "
             f"which ends at train.num_steps, has decayed: leave it out, or use {', '.join(OPEN_SCHEDULES)}"
         )
-    without = config.task == "classify" and config.data.labels == "number"  # a number is not right or wrong
+    without = config.task == "classify" and config.data.labels == "number"  # a predicted number is not right or wrong
     check_choice("train.best_by", train.best_by, ("loss", *["accuracy"] * (not without), *config.evaluate.during))
     if train.profile_steps and not _are_updates(train.profile_steps, train.num_steps):
         raise UserError(
@@ -135,11 +135,9 @@ def _check_optim(config: Config) -> None:
     for key in ("b1", "b2"):
         value = getattr(optim, key)
         if np.float32(value) == 1:
-            raise UserError(
-                f"optim.{key}={value} is 1 in float32: its average would never move; take 0.9999999 or less"
-            )
-    if optim.epsilon < np.finfo(np.float32).tiny and optim.optimizer != "adafactor":  # which XLA computes with as 0
-        raise UserError(f"optim.epsilon={optim.epsilon} divides 0 by 0 where a gradient is 0: take 1e-9")
+            raise UserError(f"optim.{key}={value} is 1 in float32: its average would never move; use 0.9999999 or less")
+    if optim.epsilon < np.finfo(np.float32).tiny and optim.optimizer != "adafactor":  # XLA flushes it to 0
+        raise UserError(f"optim.epsilon={optim.epsilon} divides 0 by 0 where a gradient is 0: use 1e-9")
     if not 0 <= optim.final_rate <= 1:
         raise UserError(f"optim.final_rate={optim.final_rate} must be 0 to 1: it is a share of the peak")
     for key in ("warmup", "decay"):
@@ -159,7 +157,7 @@ def _check_optim(config: Config) -> None:
             f"optim.final_rate={optim.final_rate} is read by optim.schedule={' or '.join(map(repr, ENDING_SCHEDULES))}"
         )
     if optim.optimizer == "adafactor" and config.model.parametrization == "mup":
-        raise UserError("model.parametrization='mup' divides the rates of Adam: take optim.optimizer='adam' or 'adamw'")
+        raise UserError("model.parametrization='mup' divides the rates of Adam: use optim.optimizer='adam' or 'adamw'")
     if optim.weight_decay and optim.optimizer in ("adam", "adafactor"):
         raise UserError(f"optim.weight_decay={optim.weight_decay} is read by optim.optimizer='adamw' only")
 
@@ -197,8 +195,8 @@ def _check_decode(config: Config) -> None:
         key = f"decode.mbr_utility={config.decode.mbr_utility!r}"
         raise UserError(f"{key} is read by decode.search='mbr' only: set that, or decode.rerank instead")
     if config.decode.rerank not in ("", *commands):
-        names = ", ".join(commands) or "which is empty"
-        raise UserError(f"decode.rerank={config.decode.rerank!r} is the name of no evaluate.command: {names}")
+        names = ", ".join(commands) or "there is none"
+        raise UserError(f"decode.rerank={config.decode.rerank!r} names no evaluate.command: {names}")
     for key, does in (("ensemble", "combines"), ("rerank", "ranks outputs of")):
         if getattr(config.decode, key) and config.task in ONE_PASS:
             raise UserError(f"decode.{key} {does} searches, but task={config.task!r} answers in one pass: leave it out")
@@ -284,7 +282,7 @@ def _check_pooling(config: Config) -> None:
         which = "of a direction that has read one token" if two else "that has read one token"
         raise UserError(f"model.head.pooling={pooling!r} reads a recurrent state {which}: use 'final', or 'mean'")
     if pooling == "final" and not model.recurrent.cell:
-        raise UserError("model.head.pooling='final' is of recurrent models: set model.recurrent.cell, or use 'last'")
+        raise UserError("model.head.pooling='final' is for recurrent models: set model.recurrent.cell, or use 'last'")
 
 
 def _check_languages(config: Config) -> None:
@@ -317,7 +315,7 @@ def _check_questions(config: Config) -> None:
 
 
 def _check_vectors(config: Config) -> None:
-    """Raise UserError for what gives no vectors, and for options of task embed in a run of another task."""
+    """Raise UserError for models that give no vectors, and for options of task embed in a run of another task."""
     model, optim, task = config.model, config.optim, config.task
     if task != "embed":
         if model.head.vectors:
@@ -388,7 +386,7 @@ def count_epochs(config: Config, updates: int) -> Config:
 
 
 def name_base(config: Config) -> Config:
-    """Return the config with the absolute path of the run that adapters modify: answers read it from any directory."""
+    """Return the config with the absolute path of the run that adapters modify, to find it from any directory."""
     if not config.model.lora.rank or in_bucket(run_path(config.train.init_from)):
         return config
     base = str(run_path(config.train.init_from).absolute())

@@ -96,7 +96,7 @@ def check_keys(keys: Iterable[str], known: Mapping[str, object]) -> None:
 
 
 def nearest_key(key: str, known: Mapping[str, object]) -> str:
-    """Return the end of an error's line: the key or section that was probably meant, or else the sections there are."""
+    """Return a hint to end an error message with: the key or section probably meant, or else all sections."""
     sections = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
     # A key is also known by its last part; where two sections share one, the first section wins, so it comes last.
     meant = {name.rpartition(".")[2]: name for name in reversed(list(known))}
@@ -136,7 +136,7 @@ def _check_whole(key: str, text: str) -> None:
 
 
 def with_keys(config: ConfigDict, overrides: Mapping[str, object]) -> Config:
-    """Return the checked config with dotted keys set to values of Python."""
+    """Return the checked config with dotted keys set to Python values."""
     values = config.to_dict()
     check_keys(overrides, options.flatten(values))
     for key, value in overrides.items():
@@ -149,7 +149,7 @@ def with_keys(config: ConfigDict, overrides: Mapping[str, object]) -> Config:
 
 
 def parse_keys(config: ConfigDict, arguments: Iterable[str]) -> dict[str, Any]:
-    """Return what --config.section.key=value arguments set: text where a config has text, else a value of Python."""
+    """Return what --config.section.key=value arguments set: text where the config has text, else a Python value."""
     known = options.flatten(config.to_dict())
     overrides: dict[str, Any] = {}
     for argument in arguments:

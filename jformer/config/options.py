@@ -43,10 +43,10 @@ OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do n
 ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # rates do, so that a run cannot be extended
 SCHEDULES = (*OPEN_SCHEDULES, *ENDING_SCHEDULES)
 TEXT_SCORES = ("bleu", "chrf", "ter")
-# Of all other metrics higher is better.
+# For all other metrics, higher is better.
 LOWER_IS_BETTER = ("loss", "nll", "perplexity", "ter", "bits_per_character", "mean_squared_error")
 TRACKERS = ("wandb", "mlflow")
-TEST_SCORES = {  # task → what results.json has of a test set; of text scores those of evaluate.scores
+TEST_SCORES = {  # task → the scores of a test set in results.json; text scores only if in evaluate.scores
     "translate": (*TEXT_SCORES, "exact_match", "token_accuracy", "perplexity"),
     "lm": ("bits_per_character", "token_accuracy", "perplexity"),
     "prefix_lm": (*TEXT_SCORES, "exact_match", "token_accuracy", "perplexity"),
@@ -81,7 +81,7 @@ WEIGHTS = ("last", "best", "average", "ema")
 class OptimConfig:
     """The optimizer and its learning rate.
 
-    The defaults are those of Vaswani et al. 2017, section 5.3, and one of ours: the paper does not clip gradients.
+    The defaults are those of Vaswani et al. 2017, section 5.3, except for clipping, which the paper does not use.
     """
 
     loss: str = "task"  # task: that of the task; your own makes the sums of `tasks.task.TaskLoss`
@@ -91,21 +91,21 @@ class OptimConfig:
     # The peak; noam: a factor of d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (equation 3).
     learning_rate: float = 1.0
     warmup: float = 4_000.0  # updates (section 5.3); below 1, a share of num_steps. t5: those before it falls
-    decay: float = 0.1  # warmup_stable_decay: updates at the end, of a falling rate (Hu et al. 2024); below 1, a share
+    decay: float = 0.1  # warmup_stable_decay: updates of the final decay (Hu et al. 2024); below 1, a share
     final_rate: float = 0.0  # cosine, linear, warmup_stable_decay: the rate just after the end, as a share of the peak
-    b1: float = 0.9  # adam, adamw: what remains of the mean gradient at an update (Kingma and Ba 2015, algorithm 1)
-    b2: float = 0.98  # the same of the mean of its square; Adam's own 0.999 forgets 20 times as slowly (section 5.3)
-    epsilon: float = 1e-9  # added to the root of that mean before it divides, so that no step is endless (section 5.3)
+    b1: float = 0.9  # adam, adamw: decay of the mean of gradients at each update (Kingma and Ba 2015, algorithm 1)
+    b2: float = 0.98  # the same for the mean of squares; Adam's own 0.999 forgets 20 times as slowly (section 5.3)
+    epsilon: float = 1e-9  # added to the root of that mean before dividing, which bounds the steps (section 5.3)
     weight_decay: float = 0.0  # adamw, on matrices only (Loshchilov and Hutter 2019)
-    # Of the global gradient norm (Pascanu et al. 2013); 0 = off. It costs nothing and keeps runs that one batch loses.
+    # Of the global gradient norm (Pascanu et al. 2013); 0 = off. It costs nothing and saves runs from one bad batch.
     clip_norm: float = 1.0
-    # The probability that is spread evenly over all classes: it costs perplexity and gains BLEU (section 5.4).
+    # The probability spread evenly over all classes: it hurts perplexity but improves BLEU (section 5.4).
     label_smoothing: float = 0.1
     # embed: divides the cosines of texts (van den Oord et al. 2018); smaller = only the nearest other texts count. 0.05
     # is that of Gao et al. 2021, section 3.
     temperature: float = 0.05
-    symmetric: bool = False  # embed: each text of a pair is to find the other, not only the first the second
-    r_drop: float = 0.0  # alpha of R-Drop: two passes with dropout of their own shall agree (Liang et al. 2021)
+    symmetric: bool = False  # embed: each text of a pair must find the other, not only the first the second
+    r_drop: float = 0.0  # alpha of R-Drop: two passes with different dropout must agree (Liang et al. 2021)
 
     @property
     def passes(self) -> int:
@@ -132,7 +132,7 @@ class TrainConfig:
     num_steps: int = 100_000  # updates of the whole run, those before a restart included
     num_epochs: float = 0.0  # passes over the training text: sets num_steps, whose given value is the limit
     max_minutes: float = 0.0  # of training, over all restarts; then it ends as after num_steps; 0 = no limit
-    log_every: int = 100  # updates of a row of metrics.jsonl and of a logged line
+    log_every: int = 100  # updates between rows of metrics.jsonl and logged lines
     eval_every: int = 1_000  # validation loss and sample translations; 0 = never
     checkpoint_every: int = 1_000  # must divide eval_every, so that the best evaluation has a checkpoint
     checkpoint_minutes: float = 0.0  # also save, with a row, when the last save is this long ago; 0 = by updates only
@@ -140,7 +140,7 @@ class TrainConfig:
     # several processes, at least 2: a new one is not read back there, and might be damaged.
     keep_last: int = 5
     patience: int = 0  # stop after this many consecutive evaluations without a better one; 0 = never
-    best_by: str = "loss"  # what makes an evaluation better: loss | accuracy | a score of evaluate.during
+    best_by: str = "loss"  # the metric that selects the best evaluation: loss | accuracy | a score of evaluate.during
     accumulation: int = 1  # microbatches of one update, for batches that do not fit the memory at once
     ema_decay: float = 0.0  # moving average of parameters beside the trained ones (Polyak and Juditsky 1992); 0 = off
     max_skipped: int = 10  # stop after this many consecutive updates that were not finite
@@ -169,7 +169,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """What the test sets are scored with."""
+    """How the test sets are scored."""
 
     weights: str = "last"  # last | best | average (of average_last checkpoints) | ema
     average_last: int = 5  # the newest checkpoints in a row, or all if fewer (Vaswani et al. 2017, section 6.1)
@@ -183,11 +183,11 @@ class EvaluateConfig:
     # A program of yours that scores texts, such as "python comet.py", or several with "; " between them: each is known
     # by its file's name, comet, to evaluate.during, decode.mbr_utility and decode.rerank. See docs/parts.md.
     command: str = ""
-    command_seconds: float = 3_600.0  # that one start of a command may take; 0 = no limit
+    command_seconds: float = 3_600.0  # time limit of each start of a command; 0 = no limit
     # sacreBLEU's tokenization (Post 2018); "none" for text that is tokenized already; auto: the one that it recommends
     # for data.target_language (zh, ja-mecab, ko-mecab; char for Thai and without MeCab; 13a for all others)
     tokenize: str = "auto"
-    lowercase: bool = False  # BLEU and chrF compare without case, as some papers do; the signature says so
+    lowercase: bool = False  # BLEU and chrF compare without case, as some papers do; the signature shows it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Config:
     """A whole run."""
 
     seed: int = 0  # of parameters, dropout and the order of the data
-    # What is learned: translate | lm | prefix_lm | mlm | denoise | classify | tag | caption | qa | embed
+    # translate | lm | prefix_lm | mlm | denoise | classify | tag | caption | qa | embed
     task: str = "translate"
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -224,7 +224,7 @@ class Config:
 def score_commands(evaluate: EvaluateConfig) -> dict[str, str]:
     """Return name → command of evaluate.command: the name of its first file with an ending, else of its program.
 
-    Raises ValueError for quotes without an end, and names that are not distinct from each other and from built-in ones.
+    Raises ValueError for unclosed quotes, and for names that are not distinct from each other and from built-in ones.
     """
     found: dict[str, str] = {}
     for command in _split(evaluate.command):

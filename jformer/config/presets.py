@@ -1,6 +1,6 @@
-"""Named models as rows: what a preset sets over the defaults of ModelConfig, and what its paper trains it with.
+"""Named models as rows: what a preset sets over the defaults of ModelConfig, and its paper's training options.
 
-Literal dicts and nothing else; a row says only what differs. `jformer.config.default_config` applies both.
+Literal dicts and nothing else; a row lists only what differs. `jformer.config.default_config` applies both.
 """
 
 from typing import Any
@@ -241,15 +241,15 @@ _CLASSIFY_IMAGES = {
     "optim.label_smoothing": 0.0,
 }
 
-# What else a row's paper changes, as dotted options; how much is trained on, at once and in all, is left to the
-# machine. So the warm-up of a schedule that ends with the run is the share that it has in the paper.
+# Other options that a row's paper sets, as dotted keys. Batch sizes and numbers of updates depend on the machine,
+# so the warm-up of a schedule that ends with the run is given as the paper's share of it.
 _RECURRENT = {"optim.label_smoothing": 0.0, "optim.clip_norm": 5.0}
 RECIPES: dict[str, dict[str, Any]] = {
     "transformer_big": {"train.num_steps": 300_000},
     "table3_d_smoothing0": {"optim.label_smoothing": 0.0},
     "table3_d_smoothing2": {"optim.label_smoothing": 0.2},
     "table3_big": {"train.num_steps": 300_000},
-    # Their papers clip (the large language model at 10) and smooth nothing; their SGD and Adadelta are not here.
+    # Their papers clip (the large language model at 10) and do not smooth labels; their SGD and Adadelta are not here.
     "seq2seq_sutskever": _RECURRENT,
     "rnnsearch_50": {"optim.label_smoothing": 0.0},
     "luong_global": _RECURRENT,

@@ -60,6 +60,6 @@ def resume_config(saved: Config, given: Config) -> Config:
 
 
 def _learned_from(mixture: Any) -> list[dict[str, Any]]:
-    """Return what training depends on: neither folders nor test sets."""
+    """Return what training depends on, without folders and test sets."""
     used = [corpus for corpus in mixture if corpus.get("train", "train") or corpus.get("valid")]
     return [{key: value for key, value in corpus.items() if key not in ("dir", "test")} for corpus in used]

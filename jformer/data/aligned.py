@@ -1,4 +1,4 @@
-"""Tokenize words one by one, so that a label of a word can be put on its first token."""
+"""Tokenize word by word, so that the label of each word can be placed on its first token."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ class Chunk(NamedTuple):
 
     ids: list[int]
     starts: list[int]  # the index in `ids` of each word's first token
-    cut: int = 0  # words that lost tokens because they alone exceed a sequence
+    cut: int = 0  # words truncated because each alone exceeds the limit
 
 
 def encode_words(tokenizer: Tokenizer, texts: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int]]]:
@@ -40,10 +40,10 @@ def encode_words(tokenizer: Tokenizer, texts: Sequence[Sequence[str]]) -> list[t
 
 
 def encode_chunks(side: Side, texts: Sequence[Sequence[str]]) -> list[list[Chunk]]:
-    """Split every text, given as words, between words into sequences as long as the side's limit allows.
+    """Split every text, given as words, at word boundaries into sequences as long as the side's limit allows.
 
-    With a limit of 5, BOS and EOS, words of 2, 1 and 2 tokens become [BOS 7 8 9 EOS] and [BOS 10 11 EOS]. A word is cut
-    only if it alone exceeds a sequence. Raises UserError if the limit leaves no room for a token.
+    With a limit of 5, BOS and EOS, words of 2, 1 and 2 tokens become [BOS 7 8 9 EOS] and [BOS 10 11 EOS]. A word is
+    truncated only if it alone exceeds the limit. Raises UserError if the limit leaves no room for a token.
     """
     assert side.tokenizer is not None
     before = [*[side.symbols.bos] * side.begin, *side.symbols.before]
@@ -82,8 +82,8 @@ def _chunk(before: Sequence[int], words: Sequence[list[int]], after: Sequence[in
 class TagEncoder(PairEncoder):
     """Encode words and their tags as two sequences of one length, with each tag at its word's first token.
 
-    All other positions of the target are PAD. Examples over the limit are split between words; `cut` keeps only the
-    first part, `drop` none.
+    All other positions of the target are PAD. Examples over the limit are split at word boundaries; `cut` keeps only
+    the first part, `drop` none.
     """
 
     def fingerprint(self) -> str:
@@ -91,7 +91,7 @@ class TagEncoder(PairEncoder):
         return hashlib.sha256(f"words {super().fingerprint()}".encode()).hexdigest()
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
-        """Return the sequences of the examples that can be used; count the others by reason.
+        """Return the sequences of the usable examples; count the others by reason.
 
         Raises UserError if the numbers of words and tags differ.
         """

@@ -1,7 +1,7 @@
 """Random augmentation of training images on the host. NumPy only.
 
-The draws for a row depend only on (seed, step, row number), so that devices, microbatches and restarts see the same
-images. Evaluation images are not augmented.
+The draws for a row depend only on (seed, step, row number), not on devices, microbatches or restarts. Evaluation images
+are not augmented.
 
 Axes: b rows, h and w pixels, c channels.
 """
@@ -17,9 +17,9 @@ from jformer.data.rand_augment import LUMINANCE, rand_augment
 
 Alter = Callable[[Image, np.random.Generator], Image]
 Augment = Callable[[UInt8[np.ndarray, "b h w c"], np.ndarray, tuple[int, int]], UInt8[np.ndarray, "b h w c"]]
-"""(images, numbers of their rows, (seed, step)) → images."""
+"""(images, their row numbers, (seed, step)) → augmented images."""
 
-BORDER = 1 / 8  # of a side: the padding of "crop", 4 of 32 pixels in He et al. 2016, section 4.2
+BORDER = 1 / 8  # padding of "crop" relative to a side: 4 of 32 pixels in He et al. 2016, section 4.2
 JITTER = 0.4  # the largest change of brightness and contrast by "color" (Krizhevsky 2014's factors)
 
 
@@ -39,7 +39,7 @@ def _augment(alters: Sequence[Alter], images: np.ndarray, rows: np.ndarray, seed
 
 
 def flip(image: Image, rng: np.random.Generator) -> Image:
-    """Mirror half of the images; not for labels or captions that depend on left and right."""
+    """Mirror an image with probability 1/2; unsuitable where labels or captions depend on left and right."""
     return image[:, ::-1] if rng.random() < 1 / 2 else image
 
 
@@ -53,7 +53,7 @@ def crop(image: Image, rng: np.random.Generator) -> Image:
 
 
 def color(image: Image, rng: np.random.Generator) -> Image:
-    """Scale brightness, then contrast, each by a factor of 1 - JITTER to 1 + JITTER; hues stay."""
+    """Scale brightness, then contrast, each by a factor of 1 - JITTER to 1 + JITTER; hues are unchanged."""
     brightness, contrast = rng.uniform(1 - JITTER, 1 + JITTER, 2)
     pixels = image * brightness
     gray = (pixels @ LUMINANCE if image.shape[-1] == 3 else pixels).mean()

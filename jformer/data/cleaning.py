@@ -1,7 +1,7 @@
-"""Drop pairs of a training text by the rules of data.clean; all that are dropped are counted by rule.
+"""Drop training pairs by the rules of data.clean, and count the dropped pairs by rule.
 
-A dropped pair becomes an empty one, which encoders leave out: pairs keep their numbers, and any process can begin at
-any of them.
+A dropped pair becomes an empty one, which encoders skip: pairs keep their numbers, so any process can start at any
+pair.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ Drops = Callable[[Pair], bool]
 EMPTY = Pair("", "")
 DUPLICATES = "duplicates"
 DROPPED = "pairs dropped by "
-SHOWN, LOOKED_AT = 3, 2**17  # examples of each rule in the file of examples, and pairs they are looked for in
+SHOWN, LOOKED_AT = 3, 2**17  # examples of each rule in cleaned.jsonl, and pairs searched for them
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
 
 
@@ -67,13 +67,13 @@ RULES: dict[str, Callable[[str], Drops]] = {
 
 
 def make_rules(rules: Sequence[str]) -> dict[str, Drops]:
-    """Return the rules of data.clean that look at one pair, by their text; DataConfig has checked them."""
+    """Map the text of each rule of data.clean for single pairs to its function; DataConfig has validated the rules."""
     parts = [rule.partition("=") for rule in rules if rule != DUPLICATES]
     return {"".join(part): RULES[part[0]](part[2]) for part in parts}
 
 
 def cleaned(split: Split, rules: Sequence[str], cache_dir: str) -> Split:
-    """Return a split whose pairs that a rule drops are empty."""
+    """Return the split with every pair that a rule drops replaced by an empty one."""
     if not rules:
         return split
     identity = fingerprint("cleaned 1", split.fingerprint, rules)
@@ -99,12 +99,12 @@ def _clean(
             ahead, reason = ahead + 1, reason or DUPLICATES
         if reason:
             counts[f"{DROPPED}{reason}"] += 1
-            counts["empty examples dropped"] -= 1  # by the encoder, which will count this one
+            counts["empty examples dropped"] -= 1  # as the encoder will count this one
         yield EMPTY if reason else pair
 
 
 def _repeats(read: Callable[[Counter[str]], Iterator[Pair]], path: Path | None) -> np.ndarray:
-    """Return the numbers, in order, of the pairs that are the same as one before; they are kept in a file."""
+    """Return the sorted numbers of the pairs that repeat an earlier one; they are cached in a file."""
     if path is None:
         return np.zeros(0, np.int64)
     if not path.exists():

@@ -26,9 +26,9 @@ from jformer.errors import UserError
 from jformer.integrity import DIGESTS, damaged, parse_object, with_digest, without_digest
 from jformer.storage import open_lock, replace_content
 
-FORMAT = 3  # increase it when the same options give different arrays: then no run of before can be resumed
+FORMAT = 3  # increase it when the same options give different arrays; older runs can then not be resumed
 ARRAYS = ("values", "offsets")  # of each side, in this order
-TIMES = "times.json"  # of the large files when they were hashed; delete it to have them hashed again
+TIMES = "times.json"  # of the large files when they were hashed; delete it to hash them again
 Example = tuple[Sequence[int], Sequence[int]]
 
 
@@ -46,10 +46,10 @@ class Tokens:
 
 
 class Joined:
-    """Memory-mapped arrays as one, of which any items can be taken: no array is read as a whole."""
+    """Several memory-mapped arrays as one; indexing reads only the requested items."""
 
     def __init__(self, parts: Sequence[np.ndarray], ends: np.ndarray, added: Sequence[int]) -> None:
-        """Join the parts: `ends` [parts] counts the items up to the end of each; a number is added to those of each."""
+        """Join the parts: `ends` [parts] are cumulative lengths; added[i] is added to the items of part i."""
         self._parts, self._ends, self._added = parts, ends, added
 
     def __len__(self) -> int:
@@ -68,13 +68,13 @@ class Joined:
         return out
 
     def reshape(self, first: int, *shape: int) -> "Joined":
-        """Return the items as arrays of a shape; `first` is -1."""
+        """Return the items with each reshaped to `shape`; `first` is -1."""
         parts = [part.reshape(first, *shape) for part in self._parts]
         return Joined(parts, np.cumsum([len(part) for part in parts]), self._added)
 
 
 def join_tokens(sides: Sequence[Tokens]) -> Tokens:
-    """Return the sequences of several corpora, one after the other."""
+    """Concatenate the sequences of several corpora."""
     if len(sides) == 1:
         return sides[0]
     ends = np.cumsum([len(side.values) for side in sides])
@@ -82,7 +82,7 @@ def join_tokens(sides: Sequence[Tokens]) -> Tokens:
     before = [0, *ends[:-1].tolist()]
     values = Joined([side.values for side in sides], ends, [0] * len(sides))
     joined = values, Joined(offsets, np.cumsum([len(each) for each in offsets]), before)
-    return Tokens(*cast(tuple[np.ndarray, np.ndarray], joined))  # of which features only take items
+    return Tokens(*cast(tuple[np.ndarray, np.ndarray], joined))  # features only index them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Corpus:
     target: Tokens
     counts: dict[str, int]
     fingerprint: str
-    pairs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint64))  # for `repeats`, in order
+    pairs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint64))  # hashes, in order
 
     def __len__(self) -> int:
         return len(self.source.offsets) - 1
@@ -104,10 +104,10 @@ class Side:
     """How the text of one side becomes a sequence of token ids, with the tokenizer's symbols around it."""
 
     tokenizer: Tokenizer | None  # None: this side is always empty
-    max_length: int  # of a sequence, its symbols included
+    max_length: int  # tokens of a sequence, symbols included
     begin: bool = False  # BOS comes first
     end: bool = True  # EOS comes last
-    parts: bool = False  # TABs separate texts, each of which EOS ends
+    parts: bool = False  # TABs separate texts; each ends with EOS
     optional: bool = False  # this side may be empty
 
     @property
@@ -116,16 +116,16 @@ class Side:
         return self.tokenizer.symbols if self.tokenizer else Symbols()
 
     def fingerprint(self) -> list[object]:
-        """Return all that the sequences depend on besides the text."""
+        """Return everything that the sequences depend on besides the text."""
         tokenizer = self.tokenizer and self.tokenizer.fingerprint
         return [tokenizer, self.max_length, self.begin, self.end, self.parts]
 
     def is_empty(self, text: str) -> bool:
-        """Return whether the text leaves this side empty although it must not be."""
+        """Return whether the text is blank although this side must not be empty."""
         return self.tokenizer is not None and not self.optional and not text.strip()
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """Return the sequence of each text, of any length."""
+        """Return the sequence of each text, without a length limit."""
         if self.tokenizer is None:
             return [[] for _ in texts]
         parts = [text.split("\t") for text in texts] if self.parts else []
@@ -142,7 +142,7 @@ class Side:
         return list(sequences)
 
     def count_unknown(self, texts: Sequence[str], sequences: Sequence[Sequence[int]], counts: Counter[str]) -> None:
-        """Count the unknown characters or words of texts, each by itself."""
+        """Count each unknown character or word of texts separately."""
         if not (find := getattr(self.tokenizer, "unknown", None)):
             return
         for text, ids in zip(texts, sequences, strict=True):
@@ -188,7 +188,7 @@ class ExampleEncoder(Protocol):
         """Identify everything that the token arrays depend on, besides the text."""
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
-        """Return the sequences of the examples that can be used; count the others by reason."""
+        """Return the sequences of the usable examples; count the others by reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +209,7 @@ class PairEncoder:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
-        """Return the sequences of the examples that can be used; count the others by reason."""
+        """Return the sequences of the usable examples; count the others by reason."""
         sides = (self.source, self.target)
         texts = map(attrgetter(*self.reads), pairs)
         filled = [pair for pair in texts if not any(map(Side.is_empty, sides, pair))]
@@ -240,7 +240,7 @@ class PairEncoder:
 def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus:
     """Open the split's token arrays, tokenizing it first if they are not in the cache.
 
-    One process tokenizes while others wait. Damaged arrays are made again. Raises UserError if no usable example is
+    One process tokenizes while others wait. Damaged arrays are rebuilt. Raises UserError if no usable example is
     left.
     """
     fingerprint, folder = _place(split, encoder, cache_dir)
@@ -266,7 +266,7 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
 
 
 def prepare_shard(split: Split, encoder: ExampleEncoder, cache_dir: str, shard: Shard) -> None:
-    """Tokenize a share of a split's blocks, for `open_corpus` to find; other processes may do others meanwhile."""
+    """Tokenize one shard of a split's blocks for `open_corpus`; other processes may do other shards meanwhile."""
     _, folder = _place(split, encoder, cache_dir)
     with locked(folder, f"waiting for another run that tokenizes {split.name}", fcntl.LOCK_SH):
         if not folder.exists():
@@ -282,7 +282,7 @@ def _place(split: Split, encoder: ExampleEncoder, cache_dir: str) -> tuple[str, 
 def _damaged(folder: Path) -> list[str]:
     """Return the files of a cache that are missing or damaged; an unsealed cache counts as damaged.
 
-    Large files are hashed again only where their size or times are not those of the last time.
+    Large files are hashed again only if their size or times have changed.
     """
     if missing := [name for name in (DIGESTS, PAIRS) if not (folder / name).exists()]:
         return missing
@@ -290,7 +290,7 @@ def _damaged(folder: Path) -> list[str]:
     try:
         hashed = without_digest(parse_object((folder / TIMES).read_bytes()), TIMES)
     except (OSError, ValueError, UserError):
-        hashed = {}  # nothing is known of them
+        hashed = {}  # unknown: hash them all
     unchanged = {name for name, each in times.items() if hashed.get(name) == each}
     names = damaged(folder, unchanged)
     if not names and len(unchanged) < len(times):
@@ -304,7 +304,7 @@ def _times(folder: Path) -> dict[str, list[int]]:
 
 
 def _remember_times(folder: Path, times: dict[str, list[int]]) -> None:
-    """Keep what the large files were like when they were hashed, if there are any and the folder can be written."""
+    """Record the identities of the large files when they were hashed, if the folder is writable."""
     if times:
         with contextlib.suppress(OSError):
             replace_content(folder / TIMES, json.dumps(with_digest(times)).encode())
@@ -312,7 +312,7 @@ def _remember_times(folder: Path, times: dict[str, list[int]]) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, waiting: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold a lock that the operating system frees when its holder dies; report waiting for it."""
+    """Hold a file lock, which the operating system releases if its holder dies; report while waiting for it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(folder.with_suffix(".lock")) as file:
         with show_progress(waiting):

@@ -47,7 +47,7 @@ LACKING = {  # data.source → the beginnings of rules that read a text that it 
 ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
 
 Languages = tuple[str, str]
-"""The language of the source and that of the target; "" = as the run has it, or none."""
+"""The language of the source and that of the target; "" = that of the run, or none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SourceConfig:
 
     # files: sentence pairs | labelled: texts and labels | text | images (with labels) | captions | tables: Parquet and
     # Arrow | tfds | generated |
-    # conll: words and tags | squad: questions | package.module:function, one's own (docs/parts.md)
+    # conll: words and tags | squad: questions | package.module:function, your own (docs/parts.md)
     source: str = "files"
     # The folder of the texts or images; in data.mixture, "" = that of data.dir. tfds: its data_dir ("" = its default)
     dir: str = ""
@@ -64,25 +64,25 @@ class SourceConfig:
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature, "" = none
     target_language: str = "de"  # the same of the target side
     document: str = "line"  # text: an example is a line | a paragraph (between empty lines) | the whole file
-    share_of: str = "lines"  # text: what the share in a split's name is of: lines | characters, of a whole file
-    labels: str = "one"  # classify: an example has one label | several, commas between them, or none | a number
+    share_of: str = "lines"  # text: what a share in a split's name counts: lines | characters (document=file)
+    labels: str = "one"  # classify: an example has one label | several, comma-separated, or none | a number
     invalid: str = "refuse"  # invalid characters (bytes that are not UTF-8, NUL): refuse | replace, counted
     # Training pairs to drop, all counted, with examples in cleaned.jsonl: characters=1-500 | ratio=3 (of characters) |
     # identical | control (characters) | source_script=LATIN, target_script=CJK+HIRAGANA (half of the letters, by their
     # Unicode names) | duplicates
     clean: tuple[str, ...] = ()
-    # The split's name: a file stem, or with a share of it (text, tfds), as in "train[:10%]". In data.mixture, "" =
-    # none: a corpus that is only scored, such as a pair of languages that is never trained
+    # The split's name: a file stem, optionally with a share (text, tfds), as in "train[:10%]". In data.mixture, "" =
+    # none: a corpus that is only scored, such as a language pair that is never trained
     train: str = "train"
     valid: str = ""  # the split, named as `train` is, that is scored while training; never trained on; "" = none
     test: tuple[str, ...] = ()  # "split" or "key=split"; the key names the row in results.json
     num_pairs: int = 20_000  # generated, except quickstart: training pairs to draw
-    # Passes over this corpus in one epoch. 2.0 = each pair twice; 0.5 = each in one of two epochs, 0.05 in one of 20: a
-    # random share an epoch, and after 20 all were drawn equally often.
+    # Passes over this corpus per epoch. 2.0 = each pair twice; 0.5 = each in one of two epochs, 0.05 in one of 20:
+    # each epoch draws a random share, and after 20 epochs all pairs were drawn equally often.
     weight: float = 1.0
 
     def check_source(self, name: str) -> None:
-        """Raise UserError for the first option of this corpus, whose section has this name, that cannot work."""
+        """Raise UserError for the first invalid option of this corpus, whose section is `name`."""
         check_part(f"{name}.source", self.source, SOURCES)
         check_choices(name, self, SOURCE_CHOICES)
         if self.share_of == "characters" and self.document != "file":
@@ -91,8 +91,8 @@ class SourceConfig:
         for rule in self.clean:
             if not re.fullmatch(CLEANING, rule):
                 raise UserError(
-                    f"{name}.clean: {rule!r} is none of 'characters=1-500', 'ratio=3', 'source_script=LATIN', "
-                    "'target_script=CJK+HIRAGANA', 'identical', 'control' and 'duplicates'"
+                    f"{name}.clean: {rule!r} is not one of 'characters=1-500', 'ratio=3', 'source_script=LATIN', "
+                    "'target_script=CJK+HIRAGANA', 'identical', 'control' or 'duplicates'"
                 )
             if rule.startswith(LACKING.get(self.source, ())):
                 raise UserError(f"{name}.clean: {rule!r} reads a text that source={self.source!r} lacks: leave it out")
@@ -109,11 +109,11 @@ class DataConfig(SourceConfig):
     test: tuple[str, ...] = ("test",)  # "split" or "key=split"; the key names the row in results.json
     mixture: tuple[SourceConfig, ...] = ()  # further corpora, with their own validation and test sets
     # T of Arivazhagan et al. 2019: an epoch draws from a corpus of n examples in proportion to weight x n ** (1 / T);
-    # 1 = each example `weight` times, 5 = theirs, 100 = nearly the same from each corpus
+    # 1 = each example `weight` times, 5 = the paper's, 100 = nearly the same from each corpus
     mixture_temperature: float = 1.0
-    # translate: the language to translate into is a symbol, so that one model has several: "" = none | source: it
-    # begins the source (Johnson et al. 2017) | target: it begins the target, and the source's own language the source
-    # (NLLB team 2022). Languages are source_language and target_language of each corpus.
+    # translate: a symbol names the target language, so that one model serves several: "" = none | source: it begins the
+    # source (Johnson et al. 2017) | target: it begins the target, and a symbol of the source language the source (NLLB
+    # team 2022). Languages are source_language and target_language of each corpus.
     language_symbols: str = ""
 
     # word | char | byte | bpe (Sennrich et al. 2016) | unigram (Kudo 2018), learned from the training split; image:
@@ -121,30 +121,30 @@ class DataConfig(SourceConfig):
     tokenizer: str = "bpe"
     vocab_size: int = 8_000  # for each vocabulary, the 4 special tokens included; char and byte need no size
     vocab_shared: bool = True  # one vocabulary learned on both sides, or one for each side
-    vocab_temperature: float = 1.0  # as mixture_temperature, of the text that the vocabulary is learned from
-    vocabulary: str = ""  # bpe, unigram: a sentencepiece model to take instead, whose pieces are numbered anew
-    character_coverage: float = 1.0  # bpe, unigram: the share of the text's characters that are not unknown
-    byte_fallback: bool = False  # bpe, unigram: unknown characters are cut into bytes
-    symbols: tuple[str, ...] = ()  # bpe, unigram: single tokens wherever a text has them, such as "<BT>"
-    normalization: str = "identity"  # identity | nfkc, applied to both sides before the tokens are made
-    # bpe, translate and lm: the share of merges that is left out at each step when training text is cut (Provilkov et
-    # al. 2020 took 0.1)
+    vocab_temperature: float = 1.0  # as mixture_temperature, for the text that the vocabulary is learned from
+    vocabulary: str = ""  # bpe, unigram: a sentencepiece model to use instead; its pieces are renumbered
+    character_coverage: float = 1.0  # bpe, unigram: the share of the text's characters that the vocabulary covers
+    byte_fallback: bool = False  # bpe, unigram: unknown characters are split into bytes
+    symbols: tuple[str, ...] = ()  # bpe, unigram: strings that are always single tokens, such as "<BT>"
+    normalization: str = "identity"  # identity | nfkc, applied to both sides before tokenization
+    # bpe, translate and lm: the share of merges dropped at each step when training text is segmented (Provilkov et al.
+    # 2020 used 0.1)
     bpe_dropout: float = 0.0
     segmentations: int = 10  # bpe_dropout: segmentations of the training text; each epoch draws from all of them
     split_digits: bool = False  # bpe, unigram: every digit is a token of its own, so numbers generalise
 
-    # classify, one label: none | balanced: examples weigh so that all labels weigh alike, in losses and their accuracy
+    # classify, one label: none | balanced: examples weighted so that labels count equally, in losses and their accuracy
     label_weights: str = "none"
-    # Pixels of either side that images are brought to: their shorter side is resized, of the longer one the middle is
-    # kept. 0 = they are alike already, and another one is refused.
+    # Side in pixels of the square that images are brought to: the shorter side is resized, the longer one
+    # center-cropped. 0 = all images must have one size already.
     image_size: int = 0
-    # At random to images of training, in this order: flip | crop | color | randaugment (Cubuk et al. 2020).
+    # Random augmentations of training images, in this order: flip | crop | color | randaugment (Cubuk et al. 2020).
     augment: tuple[str, ...] = ()
 
     max_source_length: int = 256  # tokens, the end symbol included
     max_target_length: int = 256  # the same of the target side
-    # qa: a context that a window of max_source_length has no room for is read in several; the tokens from the start of
-    # one to the start of the next, at most all of a window (Devlin et al. 2019 take 128 in their published code)
+    # qa: a context too long for one window of max_source_length is read in several; the tokens from the start of one to
+    # the start of the next, at most a whole window (the published code of Devlin et al. 2019 uses 128)
     doc_stride: int = 128
     # Training examples over these limits: drop | cut | split them (lm, denoise, tag); all counted.
     overlong: str = "drop"
@@ -153,31 +153,31 @@ class DataConfig(SourceConfig):
     # denoise: t5: spans become sentinels, which the target spells out (Raffel et al. 2020) | bart: spans become masks
     # (Lewis et al. 2020)
     noise: str = "t5"
-    noise_density: float = 0.15  # denoise, mlm: the share of tokens that is hidden (Devlin et al. 2019); BART took 0.3
+    noise_density: float = 0.15  # denoise, mlm: the share of tokens that is hidden (Devlin et al. 2019); BART used 0.3
     mean_span: float = 3.0  # denoise: tokens of a corrupted span, on average (Raffel et al. 2020); bart: Poisson
 
     batching: str = "buckets"  # buckets: few shapes, one pair a row; packed: one shape, several pairs a row
     num_buckets: int = 8  # each is one compiled shape
     packed_length: int = 256  # tokens a packed row holds on its larger side
     tokens_per_update: int = 8_192  # computed (padded) tokens of one update, counted on its larger side
-    # Rows of a batch divide by it: any number of devices times train.accumulation that divides it gives the same
-    # updates. 0 = the least multiple of 8 that the devices of the run's first start divide; config.json then holds it.
+    # The rows of a batch are a multiple of it: any number of devices times train.accumulation that divides it gives the
+    # same updates. 0 = the least multiple of 8 that the devices of the first start divide; config.json records it.
     row_multiple: int = 0
-    # Lengths of shapes divide by it, unless they are of labels. 0 = what the fused attention kernel of the devices of
-    # the run's first start takes, 8 on GPUs and 128 on TPUs, or 1 where there is none; config.json then holds it.
+    # Lengths of shapes are multiples of it, except for labels. 0 = what the fused attention kernel needs on the devices
+    # of the run's first start, 8 on GPUs and 128 on TPUs, or 1 without a kernel; config.json records it.
     length_multiple: int = 0
     cache_dir: str = "~/.cache/jformer"  # tokenized corpora, found again by fingerprint, and compiled programs
 
     def rows_divide_by(self) -> int:
-        """Return what the rows of a batch divide by: the multiple that is set, or what a few devices need."""
+        """Return what the rows of a batch are a multiple of: row_multiple if set, or what a few devices need."""
         return self.row_multiple or ROWS_DIVIDE_BY
 
     def lengths_divide_by(self) -> int:
-        """Return what the lengths of a batch divide by."""
+        """Return what the lengths of a batch are multiples of."""
         return self.length_multiple or 1
 
     def parts(self) -> tuple[SourceConfig, ...]:
-        """Return every corpus, this one first; without a folder of its own, one of the same source is in this one's."""
+        """Return every corpus, this one first; those of the same source without a folder use this one's."""
         return (self, *map(self._placed, self.mixture))
 
     def _placed(self, part: SourceConfig) -> SourceConfig:
@@ -194,11 +194,11 @@ class DataConfig(SourceConfig):
         return [part for part in self.parts() if part.train]
 
     def languages(self, part: SourceConfig) -> Languages:
-        """Return the languages of a corpus, both empty where they are no symbols."""
+        """Return the languages of a corpus, both empty if languages have no symbols."""
         return (part.source_language, part.target_language) if self.language_symbols else ("", "")
 
     def language_names(self) -> list[str]:
-        """Return all languages that are symbols, in order."""
+        """Return all languages that have symbols, sorted."""
         return sorted({name for part in self.parts() for name in self.languages(part) if name})
 
     def validation_sets(self) -> dict[str, SourceConfig]:
@@ -220,7 +220,7 @@ class DataConfig(SourceConfig):
         return {key: split for key, (_, split) in self.test_sets().items()}
 
     def check(self) -> None:
-        """Raise UserError for the first option that cannot work."""
+        """Raise UserError for the first invalid option."""
         check_part("data.tokenizer", self.tokenizer, TOKENIZERS)
         check_choices("data", self, CHOICES)
         one_label = f" needs one label per example, not data.labels={self.labels!r}"
@@ -231,7 +231,7 @@ class DataConfig(SourceConfig):
         self._check_subwords()
         for key in ("mixture_temperature", "vocab_temperature"):
             if not 1 <= getattr(self, key) <= 100:
-                raise UserError(f"data.{key}={getattr(self, key)} must be from 1 (as much as there is) to 100")
+                raise UserError(f"data.{key}={getattr(self, key)} must be from 1 (in proportion to size) to 100")
         if not 1 <= self.num_buckets <= 8:
             raise UserError(f"data.num_buckets={self.num_buckets} must be 1 to 8: each is a compiled shape")
         check_least("data", self, ("row_multiple", "length_multiple", "image_size"), 0)
@@ -240,8 +240,8 @@ class DataConfig(SourceConfig):
         check_least("data", self, ("max_source_length", "max_target_length"), 2)  # a token and the end symbol
         if self.batching == "packed" and self.packed_length % self.lengths_divide_by():
             raise UserError(
-                f"data.length_multiple={self.length_multiple} must divide data.packed_length={self.packed_length}, as "
-                "rows are packed"
+                f"data.length_multiple={self.length_multiple} must divide data.packed_length={self.packed_length} of "
+                "packed rows"
             )
         for name in self.augment:
             check_choice("data.augment", name, AUGMENTS)
@@ -254,17 +254,17 @@ class DataConfig(SourceConfig):
         for name, part in [("data", self), *((f"data.mixture[{i}]", part) for i, part in enumerate(self.mixture))]:
             part.check_source(name)
             if part.labels != self.labels:
-                raise UserError(f"{name}.labels={part.labels!r} but data.labels={self.labels!r}: make them alike")
+                raise UserError(f"{name}.labels={part.labels!r} but data.labels={self.labels!r}: make them equal")
             if not part.train and (part is self or not (part.valid or part.test)):
                 raise UserError(f"{name}.train='': name a split to train on, or in data.mixture one to score")
 
     def _check_subwords(self) -> None:
-        """Raise UserError for options of subwords that cannot work, or that another tokenizer does not read."""
+        """Raise UserError for subword options that are invalid, or that the tokenizer does not use."""
         if not 0.9 <= self.character_coverage <= 1:
             raise UserError(f"data.character_coverage={self.character_coverage} must be from 0.9 to 1 (all characters)")
         for symbol in self.symbols:
             if not symbol or re.search(r"[\s▁]", symbol) or re.fullmatch("<(pad|s|/s|unk)>|__.*__", symbol):
-                raise UserError(f"data.symbols: {symbol!r} is empty, has a space or is one of ours: name another")
+                raise UserError(f"data.symbols: {symbol!r} is empty, has a space or is reserved: name another")
         ours = self.tokenizer in ("bpe", "unigram")
         learned = ("character_coverage", "byte_fallback", "split_digits", "normalization")
         kind = f"data.tokenizer='bpe' or 'unigram', not {self.tokenizer!r}"
@@ -273,7 +273,7 @@ class DataConfig(SourceConfig):
             self.tokenizer != "bpe", ("bpe_dropout",), f" needs data.tokenizer='bpe', not {self.tokenizer!r}"
         )
         self._check_unset(not self.bpe_dropout, ("segmentations",), " needs data.bpe_dropout, which is 0")
-        self._check_unset(self.vocabulary != "", learned, ": data.vocabulary is learned already")
+        self._check_unset(self.vocabulary != "", learned, " has no effect on data.vocabulary, which is already learned")
 
     def _check_unset(self, needed: bool, keys: Sequence[str], why: str) -> None:
         """Raise UserError for the first of some options that is set although the default is `needed`."""

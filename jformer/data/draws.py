@@ -1,4 +1,4 @@
-"""How often corpora are drawn from, and the numbers of items in groups."""
+"""Sampling rates of corpora, and concatenated ranges."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def ranges(lengths: np.ndarray) -> np.ndarray:
-    """Return 0..n-1 for each n of lengths, joined."""
+    """Return 0..n-1 for each n of lengths, concatenated."""
     return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 

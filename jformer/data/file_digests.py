@@ -20,19 +20,19 @@ from jformer.integrity import digest_of, parse_object, with_digest, without_dige
 from jformer.storage import here, replace_content
 
 LARGE = 64 << 20  # bytes; smaller files are hashed in a tenth of a second
-SETTLED = 2.0  # seconds since the last change: timestamps of file systems do not distinguish changes that are closer
+SETTLED = 2.0  # seconds since the last change: file system timestamps do not distinguish closer changes
 
 
 class Digest(NamedTuple):
-    """What is known of a file's (unpacked) bytes."""
+    """Digest and line index of a file's (decompressed) bytes."""
 
     sha256: str
-    lines: int  # the last line needs no line feed
-    starts: tuple[int, ...]  # where every STRIDE-th line begins; none of a compressed file
+    lines: int  # the last line may lack a line feed
+    starts: tuple[int, ...]  # byte offset of every STRIDE-th line; empty for a compressed file
 
 
 def digest(path: Path) -> Digest:
-    """Return the SHA-256 of a file's bytes and the number and places of its lines.
+    """Return the SHA-256 of a file's bytes and the number and offsets of its lines.
 
     Raises UserError if it cannot be read to its end.
     """
@@ -82,7 +82,7 @@ def _own_cache() -> Path | None:
 def own_folder(name: str, within: Path | None = None) -> Path | None:
     """Return a folder that only this user can write to, so that its content can be trusted, or None.
 
-    It is within a folder, or this user's temporary one.
+    It is created in `within`, by default in this user's temporary folder.
     """
     folder = Path(within or here(), name)
     try:

@@ -48,7 +48,7 @@ def file_of(place: str) -> Path:
 
 
 def open_array(path: Path) -> np.ndarray:
-    """Map an array of images into memory as u8 [n h w c]. Raise UserError if it is none."""
+    """Map an array of images into memory as u8 [n h w c]. Raise UserError for anything else."""
     images = load_array(path, "images", mmap=True)
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.size:
         found = f"{images.dtype} {list(images.shape)}"
@@ -60,27 +60,27 @@ def load_array(path: Path, what: str, mmap: bool) -> np.ndarray:
     """Read an array, or map it into memory. Raise UserError naming `what` it should hold if it cannot be read."""
     try:
         return np.load(path, mmap_mode="r" if mmap else None)
-    except Exception as error:  # NumPy reads the header as Python literals, and raises whatever that raises
+    except Exception as error:  # NumPy parses the header as Python literals, which may raise anything
         why = " ".join(str(error).split())
-        raise UserError(f"{path}: no array of {what} that can be read ({why}); write it with numpy.save") from error
+        raise UserError(f"{path}: not a readable array of {what} ({why}); write it with numpy.save") from error
 
 
 def fit(image: Image, size: int, channels: int, place: str) -> Image:
-    """Return an image with two sides of `size` pixels, and 1 or 3 channels.
+    """Return a square image of `size` pixels a side, with 1 or 3 channels.
 
-    The shorter side is resized to `size`, bilinearly with antialiasing, and the middle of the longer side is kept. Gray
-    images become colour images or the reverse (luminance) as needed. An image of the right shape is returned as it is.
-    Raises UserError for an image with other channels.
+    The shorter side is resized to `size`, bilinearly with antialiasing, and the longer side is center-cropped. Gray
+    images become colour images or the reverse (luminance) as needed. An image of the right shape is returned unchanged.
+    Raises UserError for an image with another number of channels.
     """
     sides = [max(size, round(side * size / min(image.shape[:2]))) for side in image.shape[:2]]
     return _resized(image, sides, (size, size, channels), place)
 
 
 def prepare(image: Image, steps: Mapping[str, Any], shape: Sequence[int], place: str) -> Image:
-    """Return an image brought to a shape (h, w, c) as the steps of a published model say. Raise UserError as `fit`.
+    """Bring an image to a shape (h, w, c) by the steps of a published model. Raises UserError as `fit` does.
 
-    The steps: "sides", (h, w) or that of the shorter one, or none to resize nothing; "filter", Pillow's number of the
-    resampling. Of what is larger then the middle is kept; what is smaller has a black margin.
+    The steps: "sides", (h, w), or the shorter side alone, or empty for no resizing; "filter", Pillow's number of the
+    resampling filter. A larger image is then center-cropped, a smaller one gets a black margin.
     """
     h, w = image.shape[:2]
     sides = steps["sides"]
@@ -90,13 +90,13 @@ def prepare(image: Image, steps: Mapping[str, Any], shape: Sequence[int], place:
 
 
 def _resized(image: Image, sides: Sequence[int], shape: Sequence[int], place: str, resample: int = BILINEAR) -> Image:
-    """Return the middle, of a shape (h, w, c), of an image that is resized to two sides (h, w)."""
+    """Resize an image to `sides` (h, w) and return its center, of a shape (h, w, c)."""
     h, w, c = image.shape
     (height, width), channels = shape[:2], shape[2]
     if (h, w, c) == (*sides, channels) == tuple(shape):
         return image
     if c not in (1, 3) or channels not in (1, 3):
-        raise UserError(f"{place}: an image of {c} channels; data.image_size resizes images of 1 or 3")
+        raise UserError(f"{place}: an image with {c} channels; data.image_size resizes only images with 1 or 3")
     pillow = _pillow("PIL.Image", place, "resizing images")
     picture = pillow.fromarray(np.ascontiguousarray(image[..., 0] if c == 1 else image))
     if (h, w) != tuple(sides):
@@ -117,9 +117,9 @@ def _read_file(path: Path) -> Image:
             return _with_channels(np.asarray(turn(image.convert("L" if image.mode in GRAYS else "RGB"))))
     except UserError:
         raise
-    # Pillow calls a broken PNG a syntax error, or a value error, and one of far too many pixels a bomb.
+    # Pillow raises SyntaxError or ValueError for a broken PNG, DecompressionBombError for far too many pixels.
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise UserError(f"{path}: not a PNG or JPEG that can be read ({error})") from error
+        raise UserError(f"{path}: not a readable PNG or JPEG ({error})") from error
 
 
 def _pillow(module: str, place: object, what: str) -> Any:

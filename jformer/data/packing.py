@@ -76,9 +76,9 @@ def packed_shape(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedRows:
-    """Rows whose lengths are fixed; each turn gives every place of them another random example of its lengths.
+    """Rows with fixed lengths; each turn fills every place with another random example of the place's lengths.
 
-    Rows come in runs of equal ones. The examples of a turn are ordered by their lengths, and at random among the same.
+    Rows come in runs of equal ones. A turn orders the examples by lengths, shuffled among equal ones.
     A place of row i of a run takes example first + i · step of that order, so no array counts rows or places.
     """
 

@@ -35,14 +35,14 @@ class Rows(NamedTuple):
 class Features(NamedTuple):
     """The lengths and arrays of a batch, in training and for a given source and target.
 
-    Only `arrays` draws noise, from its seed. Answering, and scoring a given target, use `given`, which draws nothing;
-    None = there is neither.
+    Only `arrays` draws noise, from its seed. Inference and scoring of a given target use `given`, which draws nothing;
+    None = the task supports neither.
     """
 
     lengths: Callable[[np.ndarray, np.ndarray], Lengths]  # source and target lengths [n] → the lengths to plan for
     arrays: Callable[[Rows, Tokens, Tokens, Shape, tuple[int, int]], Arrays]
     given: Callable[[Rows, Tokens, Tokens, Shape], Arrays] | None = None
-    # source → what a decoder reads of it before the target, in the arrays of targets
+    # source → its tokens that precede the target in the arrays of targets
     prompt: Callable[[Sequence[int]], Sequence[int]] = lambda source: ()
 
 
@@ -91,7 +91,7 @@ def make_batches(
 
     Args:
         corpora: the parts of the mixture, which have the same tokenizers.
-        weights: passes of an epoch over each part; of a fraction p/q, every unit is drawn p times in q epochs.
+        weights: passes over each part per epoch; with a fraction p/q, every unit is drawn p times in q epochs.
         config: tokens of a batch, and whether rows hold one example or several.
         seed: of all draws, together with the number of the epoch or the batch.
         features: the positions that an example takes on either side, and the arrays of rows of examples.
@@ -124,7 +124,7 @@ def make_batches(
 
 
 def _lengths(corpora: Sequence[Corpus], features: Features) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions [n] that the examples take on either side, in two bytes each unless one takes more."""
+    """Return the positions [n] that the examples take on either side, as u16 if all fit."""
     found = np.empty((2, sum(map(len, corpora))), np.uint16)
     end = 0
     for corpus in corpora:
@@ -140,12 +140,12 @@ def _lengths(corpora: Sequence[Corpus], features: Features) -> tuple[np.ndarray,
 
 
 def _mapped_anew(array: np.ndarray) -> np.ndarray:
-    """Return an array whose pages leave memory with it, as those of a corpus do not while it is open."""
+    """Map the array again, so that its pages are freed with it rather than with the open corpus."""
     return np.load(array.filename, mmap_mode="r") if isinstance(array, np.memmap) and array.filename else array
 
 
 class PackedParts:
-    """Examples of packed rows, drawn anew in each epoch. A row holds one corpus only, so that weights count rows."""
+    """Examples of packed rows, redrawn in each epoch. A row holds one corpus only, so that weights count rows."""
 
     def __init__(self, parts: Sequence[PackedRows], weights: Sequence[float]) -> None:
         """Join the rows of all parts."""

@@ -42,14 +42,14 @@ class Plan:
     """The batches of every epoch."""
 
     shapes: tuple[Shape, ...]  # short to long: an example that fits one fits the next
-    bucket: np.ndarray  # [units] the first shape that fits; of few bytes, as is part
+    bucket: np.ndarray  # [units] the first shape that fits; a small dtype, as for `part`
     part: np.ndarray  # [units] the corpus of a mixture
-    weights: tuple[float, ...]  # [parts] passes of an epoch; for fractions see `_shares`
+    weights: tuple[float, ...]  # [parts] passes per epoch; for fractions see `_shares`
     seed: int
 
     @functools.cached_property
     def batches_per_epoch(self) -> int:
-        """Batches of one epoch, the same in each."""
+        """Batches per epoch, equally many in every epoch."""
         return len(self.epoch(0))
 
     def batch(self, step: int) -> PlannedBatch:
@@ -62,7 +62,7 @@ class Plan:
         """Return one epoch's batches in order.
 
         Units left over from one shape join the next longer one; only the longest shape may end in a batch with empty
-        rows. Beside these there is at most one empty row for each different fraction among the weights.
+        rows. Besides these, each distinct fraction among the weights adds at most one empty row.
         """
         rng = np.random.default_rng([self.seed, epoch])
         shares = self._shares(epoch)
@@ -89,7 +89,7 @@ class Plan:
         for part, weight in enumerate(self.weights):
             units = np.flatnonzero((self.bucket == bucket) & (self.part == part)).astype(self._dtype)
             drawn += [units] * int(weight)
-            rng.shuffle(np.empty(len(units), np.uint8))  # whole weights do not need it: later draws stay what they were
+            rng.shuffle(np.empty(len(units), np.uint8))  # not needed by whole weights: it keeps later draws unchanged
         return np.concatenate([np.zeros(0, self._dtype), *drawn])
 
     @property
@@ -97,7 +97,7 @@ class Plan:
         return np.int32 if len(self.bucket) < 2**31 else np.int64
 
     def _occupied(self, rows: np.ndarray, bucket: int) -> np.ndarray:
-        """Return the units of a batch, or some unit that fits if all of its rows are empty: nothing has no loss."""
+        """Return the units of a batch; if all rows are empty, one gets a unit: an empty batch has no loss."""
         return np.append(np.argmax(self.bucket <= bucket), rows[1:]) if rows.max() < 0 else rows
 
     @functools.cached_property
@@ -113,8 +113,8 @@ class Plan:
         """Return the units that an epoch draws for the fractions p/q of the weights, p times in each q epochs.
 
         This is systematic sampling with the remainders carried from epoch to epoch: units form a line, short to
-        long and at random within a bucket, of which each epoch takes those where floor(u + n·p/q) rises, n being the
-        epoch minus the place. So any run of k places has floor or ceil k·p/q of them, and the line is made anew after q
+        long and shuffled within a bucket; each epoch takes those where floor(u + n·p/q) rises, n being the epoch
+        minus the place. So it takes floor or ceil k·p/q of any k consecutive places. The line is redrawn after q
         epochs.
         """
         drawn = [np.zeros(0, self._dtype)]
@@ -141,7 +141,7 @@ class Plan:
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
-        """The places [buckets] that an epoch has for units: as many in a bucket and all longer ones as it may draw."""
+        """The places [buckets] for units in an epoch: a bucket and all longer ones have as many as it may draw."""
         places = np.cumsum(self._whole[::-1])
         for fraction, units in self._fractions:
             count = np.cumsum(count_units(self.bucket[units], len(self.shapes))[::-1])
@@ -156,12 +156,12 @@ class Plan:
 
 
 def share_of(weight: float) -> Fraction:
-    """Return the part of a weight that is no whole pass, p/q."""
+    """Return the fractional part p/q of a weight."""
     return Fraction(weight % 1).limit_denominator(10**9)
 
 
 def side_multiples(source: np.ndarray, target: np.ndarray, multiple: int) -> tuple[int, int]:
-    """Return the multiples of the lengths of shapes: `multiple`, or 1 for a side of labels, with one position each."""
+    """Return what lengths of either side are multiples of: `multiple`, or 1 for a side of labels (one position)."""
     source_multiple, target_multiple = (multiple if side.max() > 1 else 1 for side in (source, target))
     return source_multiple, target_multiple
 
@@ -172,13 +172,13 @@ def bucket_shapes(
     """Return at most `num_buckets` shapes with little padding, and the index of the first that fits each example.
 
     Examples are ordered by their longer side; a dynamic program cuts that order to minimize the padded lengths of both
-    sides. Coordinate descent then moves the limits of both sides by a token at a time while that lowers the positions
-    that an epoch computes, with units that join a longer shape and empty rows included. The weights of a mixture are
+    sides. Coordinate descent then moves the limits of both sides by a token at a time while that lowers the number of
+    positions computed per epoch, including units that join a longer shape and empty rows. The weights of a mixture are
     ignored.
 
     Args:
         source, target: tokens of each example on either side.
-        num_buckets: the most shapes.
+        num_buckets: the maximum number of shapes.
         tokens: the tokens of a batch on its longer side.
         row_multiple: the number of rows is a multiple of it.
         length_multiple: lengths are multiples of it.
@@ -210,7 +210,7 @@ def bucket_shapes(
 def length_kinds(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the distinct lengths [kinds 2], in order, how many examples have each, and the kind of each example [n].
 
-    A corpus has few kinds, so what follows works with them; an example's kind takes two bytes or four.
+    A corpus has few kinds, so later steps work on kinds; the kind of an example takes two or four bytes.
     """
     width = int(target.max()) + 1
     counts = np.zeros((int(source.max()) + 1) * width, np.int64)
@@ -272,7 +272,7 @@ def _descend(limits: list[Limit], cost: Callable[[list[Limit]], int]) -> list[Li
 
 
 def cheapest_cuts(cost: np.ndarray, count: np.ndarray, parts: int) -> np.ndarray:
-    """Cut 0..n into at most `parts` runs with the least sum of cost[last of run] · count[run]; return the lasts."""
+    """Cut 0..n into at most `parts` runs with the least sum of cost[last of run] · count[run]; return the last ones."""
     n = len(count)
     before = np.concatenate([[0], np.cumsum(count)])
     best = np.full((parts + 1, n + 1), np.inf)
@@ -296,8 +296,8 @@ def shape_of(source_length: int, target_length: int, tokens: int, row_multiple: 
     Args:
         source_length, target_length: positions of a row on either side.
         tokens: of a batch, counted on the longer side.
-        row_multiple: rows divide by it.
-        lower: the options that the error names, for rows that are too long.
+        row_multiple: the number of rows is a multiple of it.
+        lower: the options that the error suggests lowering.
 
     Raises:
         UserError: the tokens do not hold `row_multiple` rows.

@@ -1,6 +1,6 @@
-"""Prepare a corpus: make the texts of a split into token arrays, block by block, on all cores.
+"""Prepare a corpus: tokenize the texts of a split into arrays, block by block, on all cores.
 
-A block is BLOCK consecutive pairs, encoded by any process and kept in a file until all blocks are there and are joined.
+A block is BLOCK consecutive pairs, encoded by any process and kept in a file until all blocks are complete and joined.
 So memory does not grow with the text, rerunning after a kill encodes only the missing blocks, and the arrays depend
 neither on kills nor on the number of processes.
 """
@@ -38,9 +38,9 @@ from jformer.storage import replace_content, writing
 
 BLOCK = 2**14  # pairs, less than a second of one core
 CHUNK = 2_048  # examples tokenized at a time
-FEW = 8  # blocks that one process prepares before others would have started
+FEW = 8  # blocks that one process encodes before others would have started
 MOST_PROCESSES = 32
-PAIRS = "pairs.npy"  # the hashes of all pairs of text that were read, in order
+PAIRS = "pairs.npy"  # the hashes of all pairs that were read, in order
 
 
 class DamagedBlockError(UserError):
@@ -71,14 +71,14 @@ class PreparingEncoder(Protocol):
         """The side that is learned."""
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Return the sequences of the examples that can be used; count the others by reason."""
+        """Return the sequences of the usable examples; count the others by reason."""
 
 
 class Task(NamedTuple):
     """A block to encode; its pairs are None if the process that encodes it also reads them."""
 
     number: int
-    first: int  # of its pairs
+    first: int  # the number of its first pair
     size: int
     pairs: Sequence[Pair] | None
     counts: Counter[str]  # of reading the pairs
@@ -91,9 +91,9 @@ Shard = tuple[int, int]
 
 
 def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
-    """Write the arrays of a split into a new folder, which appears only when it is whole.
+    """Write the arrays of a split into a new folder, which appears only when it is complete.
 
-    Raises UserError for an invalid text, and for a disk without room.
+    Raises UserError for an invalid text, and for a full disk.
     """
     try:
         count = encode_blocks(split, encoder, folder)
@@ -110,12 +110,12 @@ def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
 def encode_blocks(split: Split, encoder: PreparingEncoder, folder: Path, shard: Shard = (0, 1)) -> int:
     """Make the missing blocks of a shard for `prepare`; return how many blocks it has.
 
-    Raises UserError as `prepare` does, and if there are several shards and tokens depend on all text before them.
+    Raises UserError as `prepare` does, and for several shards if tokens depend on all preceding text.
     """
     blocks = _blocks(folder)
     ordered = any(getattr(side.tokenizer, "in_order", False) for side in (encoder.source, encoder.target))
     if ordered and shard != (0, 1):
-        raise UserError("--shard: data.bpe_dropout draws for one text after the other: leave out one of them")
+        raise UserError("--shard: data.bpe_dropout must encode all texts in order: leave out one of the two")
     if ordered:
         shutil.rmtree(blocks, ignore_errors=True)
     with writing(folder):
@@ -144,7 +144,7 @@ def _blocks(folder: Path) -> Path:
 
 
 def _tasks_to_read(split: Split) -> Iterator[Task]:
-    """Yield the blocks of a split that any process can read from any pair on."""
+    """Yield the blocks of a split that any process can read starting from any pair."""
     for first in range(0, split.size, BLOCK):
         size = min(BLOCK, split.size - first)
         yield Task(number=first // BLOCK, first=first, size=size, pairs=None, counts=Counter())
@@ -188,7 +188,7 @@ def _make_block(read: Callable[..., Iterator[Pair]] | None, encoder: PreparingEn
     arrays |= {f"{name}.lengths": np.array(each, np.uint32) for name, each in lengths.items()}
     content = io.BytesIO()
     np.savez(content, counts=json.dumps(counts), pairs=hashes(pairs), **arrays)
-    own = path.with_suffix(f".{platform.node()}.{os.getpid()}")  # another machine may be making it, too
+    own = path.with_suffix(f".{platform.node()}.{os.getpid()}")  # another machine may be encoding it too
     with writing(path):
         replace_content(own, content.getvalue())
         own.replace(path)
@@ -196,7 +196,7 @@ def _make_block(read: Callable[..., Iterator[Pair]] | None, encoder: PreparingEn
 
 
 def _as_sent(make: Make) -> bytes:
-    """Return how `make` is sent to other processes, or nothing if it has parts that they cannot import."""
+    """Return `make` pickled for other processes, or nothing if it has parts that they cannot import."""
     with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
         sent = pickle.dumps(make)
         return b"" if b"__main__" in sent else sent
@@ -232,7 +232,7 @@ def _join(paths: Sequence[Path], folder: Path) -> None:
 
 
 def _column(paths: Iterable[Path], name: str) -> Iterator[np.ndarray]:
-    """Yield an array of each block. Raises DamagedBlockError, and removes the block, if it is damaged."""
+    """Yield an array of each block. If a block is damaged, remove it and raise DamagedBlockError."""
     for path in paths:
         try:
             with np.load(path) as block:
@@ -243,7 +243,7 @@ def _column(paths: Iterable[Path], name: str) -> Iterator[np.ndarray]:
 
 
 def _offsets(lengths: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield where the sequences of these lengths begin, and where the last one ends."""
+    """Yield the offsets of sequences of these lengths, and the end of the last one."""
     ends = np.zeros(1, np.int64)
     yield ends
     for each in lengths:
@@ -260,7 +260,7 @@ def _save(path: Path, pieces: Iterator[np.ndarray]) -> None:
             length, dtype = length + len(piece), piece.dtype
             file.write(piece.tobytes())
         file.seek(0)
-        _write_header(file, length, dtype)  # as long as before: NumPy leaves room for the length of an array
+        _write_header(file, length, dtype)  # of the same size: NumPy leaves room for the length of an array
 
 
 def _write_header(file: IO[bytes], length: int, dtype: np.dtype) -> None:
@@ -269,7 +269,7 @@ def _write_header(file: IO[bytes], length: int, dtype: np.dtype) -> None:
 
 
 class _Pool:
-    """Processes that make blocks, if any. Each runs `serve`, and imports nothing of this process's main module."""
+    """Worker processes that encode blocks, if any. Each runs `serve` and does not import this process's main module."""
 
     def __init__(self, count: int, make: Make, sent: bytes) -> None:
         self._count, self._make, self._sent = count, make, sent
@@ -296,7 +296,7 @@ class _Pool:
             _send(process.stdin, self._sent)
 
     def map(self, tasks: Iterable[Task], done: Callable[[Task], bool]) -> Iterator[int]:
-        """Yield the size of each block, in order. Some blocks ahead of it are being made or wait."""
+        """Yield the size of each block, in order, while workers encode the next ones."""
         if not self._count:
             yield from map(self._make, tasks)
             return
@@ -313,7 +313,7 @@ class _Pool:
             threads.shutdown(cancel_futures=True)
 
     def _ask(self, task: Task) -> int:
-        """Have a process make a block; one that has been killed is replaced, and its block made here."""
+        """Have a worker encode a block; if it was killed, replace it and encode the block here."""
         process = self._idle.get()
         try:
             _send(process.stdin, pickle.dumps(task))
@@ -334,12 +334,12 @@ def _send(stream: IO[bytes] | None, content: bytes) -> None:
 
 
 def serve() -> None:
-    """Make the blocks that standard input asks for, until it ends; answer each with its size or an error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+    """Encode the blocks requested on standard input until it ends; answer each with its size or an error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever a library prints
+    os.dup2(2, 1)  # what libraries print goes to standard error
     subwords.THREADS = 1
-    with contextlib.suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):  # that process has ended
+    with contextlib.suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):  # the parent has ended
         make: Make = pickle.load(sys.stdin.buffer)
         while True:
             task = pickle.load(sys.stdin.buffer)

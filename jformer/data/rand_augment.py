@@ -1,6 +1,6 @@
-"""RandAugment (Cubuk et al. 2020): some of fourteen operations, drawn for each image, all of one strength. NumPy only.
+"""RandAugment (Cubuk et al. 2020): apply random operations out of fourteen, all at one strength. NumPy only.
 
-A strength is from -1 to 1: of operations that go either way its sign says which, of the others it is not read.
+Strengths range from -1 to 1; operations without a direction ignore the sign.
 
 Axes: h and w pixels, c channels.
 """
@@ -22,7 +22,7 @@ SMOOTHING = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 
 
 def rand_augment(image: Image, rng: np.random.Generator) -> Image:
-    """Apply operations that are drawn one after the other, the same one twice if it comes so."""
+    """Apply operations drawn with replacement."""
     for number in rng.integers(len(OPERATIONS), size=OPERATIONS_DRAWN):
         sign = 1 if rng.random() < 1 / 2 else -1
         image = list(OPERATIONS.values())[number](image, sign * STRENGTH)
@@ -37,7 +37,7 @@ def _autocontrast(image: Image, strength: float) -> Image:
 
 
 def _equalize(image: Image, strength: float) -> Image:
-    """Let all values of a channel be about as frequent."""
+    """Equalize the histogram of each channel."""
     equal = image.copy()
     for channel in range(image.shape[-1]):
         counts = np.bincount(image[..., channel].ravel(), minlength=256)
@@ -49,7 +49,7 @@ def _equalize(image: Image, strength: float) -> Image:
 
 
 def _solarize(image: Image, strength: float) -> Image:
-    """Invert what is bright."""
+    """Invert bright values."""
     return np.where(image >= 255 * (1 - abs(strength)), 255 - image, image).astype(np.uint8)
 
 
@@ -60,7 +60,7 @@ def _posterize(image: Image, strength: float) -> Image:
 
 
 def _enhance(base: Callable[[Image], Float[np.ndarray, "..."]], image: Image, strength: float) -> Image:
-    """Go away from an image that lacks something, or towards it."""
+    """Move the image away from a degenerate version of it, such as gray, or towards it."""
     lacking = base(image)
     return _as_pixels(lacking + (1 + MOST_ENHANCED * strength) * (image - lacking))
 
@@ -90,7 +90,7 @@ def _move(image: Image, strength: float, side: int) -> Image:
 
 
 def _warp(image: Image, matrix: object, moved: object = (0.0, 0.0)) -> Image:
-    """Take each pixel from `matrix` times its place (down, right of the middle) plus `moved`: the nearest, or black."""
+    """Take each pixel from `matrix` times its offset (y, x) from the center plus `moved`: the nearest, or black."""
     size = np.array(image.shape[:2])
     places = np.stack(np.meshgrid(*(np.arange(side) + 0.5 for side in size), indexing="ij"), axis=-1) - size / 2
     taken = np.floor(places @ np.asarray(matrix).T + moved + size / 2).astype(int)

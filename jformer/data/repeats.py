@@ -1,6 +1,6 @@
 """Find duplicate pairs within a text, and between training and evaluation texts.
 
-Pairs are compared by 64-bit hashes; ten million take 80 MB and collide by chance in one of 370,000 texts. Duplicates
+Pairs are compared by 64-bit hashes; ten million take 80 MB and collide with a probability of 1 in 370,000. Duplicates
 are reported, never refused.
 """
 
@@ -23,9 +23,9 @@ def hashes(pairs: Iterable[Pair]) -> np.ndarray:
 
 
 def in_order(read: Callable[[], Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
-    """Yield the hashes of several arrays, sorted, in memory for a bounded number of them.
+    """Yield the hashes of several arrays in sorted order, with a bounded number of them in memory.
 
-    `read` is called several times and gives the same arrays each time.
+    `read` is called several times and must return the same arrays each time.
     """
     parts = np.uint64(sum(map(len, read())) // SORTED_AT_ONCE + 1)
     width = np.uint64(2**64 - 1) // parts + np.uint64(1) if parts > 1 else None
@@ -35,9 +35,9 @@ def in_order(read: Callable[[], Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
 
 
 def repeated_places(pairs: Iterable[Pair]) -> np.ndarray:
-    """Return the numbers, in order, of the non-empty pairs that are the same as one before.
+    """Return the sorted numbers of the non-empty pairs that repeat an earlier one.
 
-    The hashes of all pairs are in a temporary file, and a bounded number of them in memory.
+    The hashes of all pairs go to a temporary file; a bounded number of them is in memory.
     """
     with tempfile.TemporaryFile() as file:
         for pair in pairs:
@@ -84,7 +84,7 @@ def known(found: np.ndarray, training: Sequence[np.ndarray]) -> int:
 
 
 def duplicate_warnings(training: dict[str, np.ndarray], scored: dict[str, np.ndarray]) -> list[str]:
-    """Return a line for every text with duplicate pairs or pairs that are trained on as well.
+    """Return a line for every text with duplicate pairs or with pairs that also occur in a training text.
 
     Args:
         training: name → sorted hashes of every training text.
@@ -93,8 +93,8 @@ def duplicate_warnings(training: dict[str, np.ndarray], scored: dict[str, np.nda
     lines = []
     for name, ordered in training.items():
         if count := repeated(ordered):
-            lines.append(f"{name}: {count:,} of {len(ordered):,} pairs are the same as one before")
+            lines.append(f"{name}: {count:,} of {len(ordered):,} pairs repeat an earlier one")
     for name, found in scored.items():
         if count := known(found, list(training.values())):
-            lines.append(f"{name}: {count:,} of {len(found):,} pairs are training pairs as well")
+            lines.append(f"{name}: {count:,} of {len(found):,} pairs are also training pairs")
     return lines

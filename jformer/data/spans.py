@@ -18,8 +18,8 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 
 START, END, MAY_START, MAY_END = 1, 2, 4, 8
-"""Bits marked at a token: the answer starts or ends there, or may, because a word does."""
-NOWHERE = MAY_START | MAY_END  # at the first position, where the answer of a question without one starts and ends
+"""Bits marked at a token: the answer starts or ends there, or may, as a word does."""
+NOWHERE = MAY_START | MAY_END  # at the first position, where "no answer" starts and ends
 
 IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces: each is a word
 WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W\d_{IDEOGRAPHS}]+|\d+|[^\w\s]|_")
@@ -99,12 +99,12 @@ class SpanEncoder:
         return Side(None, self.max_length)
 
     def fingerprint(self) -> str:
-        """Identify all that the arrays depend on besides the text."""
+        """Identify everything that the arrays depend on besides the text."""
         parts = [self.tokenizer.fingerprint, self.max_length, self.stride, self.overlong, "spans 1", FORMAT]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
-        """Return the examples of the pairs that can be used, one for each window; count the others by reason."""
+        """Return the examples of the usable pairs, one for each window; count the others by reason."""
         filled = [pair for pair in pairs if not is_blank(pair.source)]
         counts["examples read"] += len(pairs)
         counts["empty examples dropped"] += len(pairs) - len(filled)
@@ -185,7 +185,7 @@ def _marked(pair: Pair, windows: Sequence[Window], counts: Counter[str]) -> Iter
 
 
 def _widened(pair: Pair, counts: Counter[str]) -> Place:
-    """Return the place of the words that an answer touches."""
+    """Return the place of the words that an answer overlaps."""
     assert pair.start is not None
     start, end = pair.start, pair.start + len(pair.target.rstrip())
     start += len(pair.target) - len(pair.target.lstrip())

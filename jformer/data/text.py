@@ -30,10 +30,10 @@ SEPARATORS_KEPT = "texts with unusual line separators, kept"
 BOMS_KEPT = "texts with a byte order mark, kept"
 INVALID_REPLACED = "texts with invalid characters, replaced by U+FFFD"
 LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which may be a thousand times smaller
-STRIDE = 2**12  # lines; the place of every first of so many is kept, to read from there on
-SKIPPED = 2**18  # lines of a compressed file that are skipped at most to read from a later one
+STRIDE = 2**12  # lines; the offset of every STRIDE-th line is kept, to start reading there
+SKIPPED = 2**18  # most lines of a compressed file to skip in order to start at a later one
 INVALID = ("refuse", "replace")  # what to do about invalid characters
-UNKNOWN, UNKNOWN_SHOWN = "unknown: ", 20  # characters or words that a vocabulary lacks, counted each by itself
+UNKNOWN, UNKNOWN_SHOWN = "unknown: ", 20  # what a vocabulary lacks; the first 20 are counted separately
 UNSPACED = (  # letters and marks of scripts without spaces between words: Han, Kana; Thai, Lao, Burmese, Khmer
     "\u3001-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
@@ -51,7 +51,7 @@ BREAKS = (
 
 
 def shown_unknown(reason: str, counts: Mapping[str, int]) -> str:
-    """Return what an unknown character or word is counted as: itself, for the first ones. Others are one reason."""
+    """Return the reason that counts an unknown character or word: its own for the first ones, then a common one."""
     shown = reason in counts or sum(key.startswith(UNKNOWN) for key in counts) < UNKNOWN_SHOWN
     return reason if shown or not reason.startswith(UNKNOWN) else "further unknown"
 
@@ -66,7 +66,7 @@ def language_code(language: str) -> str:
 
 
 def join_pieces(texts: Iterable[str], language: str = "") -> str:
-    """Join the pieces of a text as its language is written, or, for one with spaces or unknown, by their characters.
+    """Join pieces of text by spaces, unless both adjacent characters (or one, in an unspaced language) are unspaced.
 
     >>> join_pieces(["我们去。", "好的"]), join_pieces(["我们去 Berlin", "好的"], "zh"), join_pieces(["Eins.", "Zwei."])
     ('我们去。好的', '我们去 Berlin好的', 'Eins. Zwei.')
@@ -78,8 +78,8 @@ def join_pieces(texts: Iterable[str], language: str = "") -> str:
     return joined
 
 
-# Everything str.splitlines would break at, and invalid characters: NUL, at which sentencepiece models break, and halves
-# of surrogate pairs, which JSON can spell and UTF-8 cannot.
+# Everything str.splitlines would break at, and invalid characters: NUL, which breaks sentencepiece models, and lone
+# surrogates, which JSON can spell and UTF-8 cannot.
 _SUSPECT = re.compile("[\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029\ufeff\ud800-\udfff]")
 _SEPARATOR = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
@@ -98,7 +98,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         with path.open("rb") as packed, unpacked(packed) as stream:
             yield stream
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise UserError(f"{path}: not a whole {kind} file ({error}); fetch or compress it again") from error
+        raise UserError(f"{path}: not a complete {kind} file ({error}); fetch or compress it again") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; data files must be readable") from error
 
@@ -143,7 +143,7 @@ def read_lines(
         keepends: a line keeps its line feed.
         invalid: one of INVALID, for invalid UTF-8 and NUL.
         warn: called with the number of a line, from 1, and the reason, if characters are replaced.
-        starts: where every STRIDE-th line begins, to read from there on.
+        starts: byte offset of every STRIDE-th line, where reading can start.
 
     Raises:
         UserError: with file:line, for an invalid line.
@@ -229,17 +229,17 @@ def read_objects(
 
 
 def not_text(text: str) -> str:
-    """Describe the first invalid character of a text (NUL or half a surrogate pair) and its offset; "" if none."""
+    """Describe the first invalid character of a text (NUL or a lone surrogate) and its offset; "" if none."""
     if not (found := _NO_TEXT.search(text)):
         return ""
-    what = "NUL character" if found[0] == "\0" else "half a surrogate pair"
+    what = "NUL character" if found[0] == "\0" else "lone surrogate"
     return f"{what} at offset {found.start()}"
 
 
 def decode(text: bytes, invalid: str = "refuse") -> str:
     """Decode UTF-8. Raise ValueError naming the first bad byte, for the caller to add the place.
 
-    Instead of refusing, bad bytes become halves of surrogate pairs, which `admit` replaces and counts.
+    With `invalid="replace"`, bad bytes become lone surrogates, which `admit` replaces and counts.
     """
     try:
         return text.decode()
@@ -254,8 +254,8 @@ def admit(text: str, counts: Counter[str], invalid: str = "refuse", lines: bool 
     """Return a text cleaned up to be one line of a pair, counting every change.
 
     A trailing carriage return (of a CRLF) is removed; a line feed becomes a space unless the text may have several
-    `lines`; other separators stay. NUL and halves of surrogate pairs become U+FFFD, or raise ValueError, for the caller
-    to add the place.
+    `lines`; other separators stay. NUL and lone surrogates become U+FFFD, or raise ValueError, for the caller to add
+    the place.
     """
     if not _SUSPECT.search(text):
         return text

@@ -22,9 +22,9 @@ from jformer.errors import UserError
 from jformer.integrity import damaged, seal
 
 SAMPLED = ("word", "bpe", "unigram")  # kinds that a sample of a large text is enough for
-SAMPLE, RUN = 2**19, 2**10  # pairs of a corpus that those are learned from, at most; consecutive ones of the sample
-# How vocabularies write a language: ours and M2M-100; Marian; MADLAD and Johnson et al. 2017. NLLB and mBART have
-# eng_Latn and en_XX alone.
+SAMPLE, RUN = 2**19, 2**10  # most pairs of a corpus to learn those from; consecutive pairs in the sample
+# How vocabularies write a language: ours and M2M-100; Marian; MADLAD and Johnson et al. 2017. NLLB and mBART write
+# just eng_Latn and en_XX.
 LANGUAGE_FORMS = "__{name}__ >>{name}<< <2{name}>"
 OWN = ("label", "labels", "number", "tag", "image")  # kinds that are never copied: they describe a run's own examples
 
@@ -56,11 +56,11 @@ def copy_tokenizers(
     training: Sequence[Split],
     vocabularies: Mapping[str, VocabularySpec],
 ) -> tuple[Tokenizer, Tokenizer]:
-    """Copy another run's tokenizers, without which its parameters could not be used.
+    """Copy another run's tokenizers, which its parameters require.
 
     A shared tokenizer also serves a single side; two that segment texts differently into one vocabulary (Marian, NLLB)
     also serve as the shared one. Tokenizers of labels and tags are learned from this run's text, and so are those of
-    images, unless the parent's has steps that prepare them and data.image_size is 0.
+    images, unless the parent's has its own preparation steps and data.image_size is 0.
 
     Args:
         parent: the directory of the other run's tokenizers.
@@ -110,22 +110,22 @@ def directed(
 ) -> tuple[Tokenizer, Tokenizer]:
     """Return the tokenizers of both sides with the symbols of a pair of languages around their texts.
 
-    An imported vocabulary says itself where they stand: in mBART and NLLB each language beside its own text. Others
-    follow data.language_symbols. Without either, tokenizers are returned as they are.
+    An imported vocabulary defines where they stand: in mBART and NLLB each language is next to its own text. Others
+    follow data.language_symbols. Without either, tokenizers are returned unchanged.
 
     Args:
         tokenizers: of the run.
-        data: its options; a language that is not asked for is that of its first corpus.
+        data: its options; a language left empty is that of its first corpus.
         languages: to translate from and into.
 
     Raises:
-        UserError: for a language without a symbol, and for languages of a run that has no symbols for them.
+        UserError: for a language without a symbol, and for any language in a run without language symbols.
     """
     place, (source, target) = data.language_symbols, tokenizers
     if not place and not any(languages):
         return tokenizers
     if not isinstance(source, OneFile) or not isinstance(target, OneFile):
-        raise UserError("data.language_symbols: a tokenizer of your own has no symbols of languages; leave it out")
+        raise UserError("data.language_symbols: your own tokenizer has no language symbols; leave it out")
     before, after = source.symbols.before, source.symbols.after
     own = "after" if after else "before" if before and before[0] != source.symbols.bos else ""
     if place:
@@ -133,7 +133,7 @@ def directed(
     elif not own:
         raise UserError(f"this run translates into one language, not into {languages[1]!r}: see data.language_symbols")
     if own and place == "source":
-        raise UserError("data.language_symbols='source': this vocabulary has a language at both texts; use 'target'")
+        raise UserError("data.language_symbols='source': this vocabulary marks both texts' languages; use 'target'")
     if place == "source":
         return source.with_symbols(before=(_language(source, languages[1]),)), target
     if languages[0]:
@@ -145,17 +145,19 @@ def directed(
 
 
 def _language(tokenizer: Tokenizer, name: str) -> int:
-    """Return the id of a language, in any of the forms that vocabularies have for it."""
+    """Return the id of a language, written in any of the forms that vocabularies use."""
     ids = {token: i for i, token in enumerate(tokenizer.tokens)}
     forms = [*LANGUAGE_FORMS.format(name=name).split(), *[name] * ("_" in name)]  # "en" alone may be any piece of text
     found = [form for form in forms if form in ids]
     if not found:
-        raise UserError(f"the vocabulary has no symbol for the language {name!r}: train with it, or spell it as there")
+        raise UserError(
+            f"the vocabulary has no symbol for the language {name!r}: train with it, or spell it as the vocabulary does"
+        )
     return ids[found[0]]
 
 
 def _taken_over(parent: Path, name: str, sides: tuple[str, ...]) -> dict[str, Tokenizer]:
-    """Return the parent's tokenizers to save instead of one, file → tokenizer."""
+    """Return the parent's tokenizers to save in place of tokenizer `name`, file → tokenizer."""
     if _has_shared(parent):
         return {name: load(parent, "shared")}
     if name != "shared":

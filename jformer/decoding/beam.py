@@ -43,7 +43,7 @@ from jformer.decoding.rules import Rules, append_token, initial_history, next_lo
 from jformer.decoding.search import Cache, Decoded, SearchLoop, Start, Step, Trace, reorder
 
 Coverage = Callable[[Cache], Float[Array, " rows"]]
-"""The cache after the step that ends a hypothesis → what is added to its score: a number that is not positive."""
+"""The cache after the step that ends a hypothesis → what is added to its score, never positive."""
 
 
 class State(NamedTuple):
@@ -54,11 +54,11 @@ class State(NamedTuple):
     history: Int[Array, "rows h"] | None  # what rules read
     live: Continuations
     finished: Finished
-    num_finished: Int[Array, " b"]  # all that have ended, also those that were too bad for a slot of `finished`
+    num_finished: Int[Array, " b"]  # all that have ended, including those too bad for a slot of `finished`
     tokens: Int[Array, "t b n"]  # what each beam chose in each step
     parents: Int[Array, "t b n"]  # and the beam it came from
     done: Bool[Array, " b"]  # no step changes these: complete (`is_complete`), at the limit, or failed (nan)
-    cut: Bool[Array, " b"]  # searched up to the limit, so that live hypotheses count as outputs, if the worst
+    cut: Bool[Array, " b"]  # searched up to the limit: live hypotheses also become outputs, by default the last
 
 
 def beam_search(
@@ -124,9 +124,9 @@ def record_beams(
     constraints: Int[Array, "b p s l"] | None = None,
     coverage: Coverage | None = None,
 ) -> tuple[Decoded, Trace]:
-    """Search as `beam_search` does, and also return what each of `start.room` steps weighed.
+    """Search as `beam_search` does, and also return the candidates and choices of each of `start.room` steps.
 
-    For use inside jit. One beam is searched as any other number, and so may end otherwise than greedy search.
+    For use inside jit. A single beam also runs beam search, and so may end differently from greedy search.
 
     Args:
         step: (cache, last tokens) → (logits, cache).
@@ -183,7 +183,7 @@ def _make_search(
 
 
 def _extend(search: _Search, state: State) -> tuple[State, Trace]:
-    """Append one token to every live hypothesis, and store those that end; also return what was chosen from what."""
+    """Append one token to every live hypothesis, and store those that end; also return the candidates and choices."""
     step, start, rules, options, constraints, coverage = search
     # 1. The model scores every next token of each live hypothesis, and the rules forbid some of them.
     logits, cache = step(state.cache, state.live.tokens.reshape(-1))  # [b n] → [rows]

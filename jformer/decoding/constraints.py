@@ -3,7 +3,7 @@
 Axes: b sentences, p phrases of a sentence, s spellings of a phrase, l tokens of the longest, n beams, c candidates of a
 beam, k before phrases add theirs, v vocabulary.
 
-Left to itself a beam drops improbable words before they can be rewarded. So its beams are shared out between banks,
+Left to itself a beam drops improbable words before they can be rewarded. So its beams are divided among banks,
 one for each number of constraint tokens that hypotheses have met, and the next token of every unmet phrase is a
 candidate whatever its probability. A phrase has one or more spellings, as token sequences of one text, and is met where
 the tokens of any of them are adjacent; phrases may overlap, and one that is required twice is met by one
@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Constraints(NamedTuple):
-    """The phrases that outputs must contain; empty ones ask for nothing."""
+    """The phrases that outputs must contain; empty ones require nothing."""
 
     phrases: Int[Array, "b p s l"]  # filled with padding
     lengths: Int[Array, "b p s"]  # 0 where a phrase has no more spellings
@@ -147,9 +147,9 @@ def advance_progress(
 
 
 def tokens_met(constraints: Constraints, progress: ConstraintProgress) -> Int[Array, " b *n"]:
-    """Count the constraint tokens of each hypothesis, its bank: those that are needed, less those still to be written.
+    """Count the constraint tokens of each hypothesis, its bank: those required, less those still to be written.
 
-    Of several spellings, the one counts that has fewest tokens to come.
+    Of several spellings, the one with the fewest remaining tokens counts.
 
     >>> constraints = make_constraints(jnp.array([[[[5, 6]], [[7, 0]]]]), pad=0)
     >>> after = advance_progress(constraints, initial_progress(constraints, 1), jnp.array([[[5, 7, 8]]]))
@@ -167,7 +167,7 @@ def allocate(
 ) -> Int[Array, "b size"]:
     """Choose `size` candidates: equally many from each bank, those with the highest ranks.
 
-    Beams that cannot be shared out equally, or that a bank cannot fill, go to the highest banks that can fill them.
+    Beams that cannot be divided equally, or that a bank cannot fill, go to the highest banks that can fill them.
 
     Args:
         ranks: what decides within a bank; a candidate of rank -inf is only taken when nothing else is left.

@@ -20,7 +20,7 @@ BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty",
              "beam_groups", "diversity")  # fmt: skip
 PRESET = ("beam_size", "length_penalty", "length_offset", "seed")  # may stay set when another search is chosen
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
-# What neither a compiled program reads nor a greedy answer depends on: options of files and of other models.
+# Options of files and other models, which neither compiled programs nor greedy answers depend on.
 OF_RUNS = ("pooling", "ensemble", "inputs", "outputs", "scores", "batch_size")
 NO_PROGRAM_READS = (*OF_RUNS, "forced_start", "forbid", "only", "source_language", "target_language", "alignments",
                     "overlong")  # fmt: skip
@@ -35,7 +35,7 @@ class DecodeConfig:
 
     # beam (beam_size=1 is greedy) | sample | mbr: the best of some samples by their agreement (Eikema and Aziz 2020)
     search: str = "beam"
-    beam_size: int = 4  # hypotheses of an input that are kept at every step (section 6.1); 1 = greedy, the fastest
+    beam_size: int = 4  # hypotheses kept at every step (section 6.1); 1 = greedy, the fastest
     length_penalty: float = 0.6  # alpha of Wu et al. 2016, equation 14: ((k + length) / (k + 1)) ** alpha; 0 = none
     length_offset: float = 5.0  # k of Wu et al. 2016, equation 14; 0 divides by length ** alpha, as transformers does
     coverage_penalty: float = 0.0  # beta of Wu et al. 2016, equation 14: source tokens with little attention; encdec
@@ -43,7 +43,7 @@ class DecodeConfig:
     diversity: float = 0.5  # what a token costs for each beam of earlier groups that chose it (Vijayakumar et al. 2018)
     # A search is over once patience x beam_size outputs ended (Kasai et al. 2022); 0 = when no better one can come.
     patience: float = 0.0
-    # Outputs that ended come before those cut at their limit, whatever their scores; False: all are ranked by score, as
+    # Outputs that ended come before those cut at their limit, regardless of score; False: all are ranked by score, as
     # in transformers, except for inputs with constraints.
     ended_first: bool = True
     n_best: int = 1  # outputs for each input, best first; at most beam_size, or samples of mbr
@@ -62,8 +62,8 @@ class DecodeConfig:
     # n_best of them by its scores are the outputs (Fernandes et al. 2022); "" = none.
     rerank: str = ""
 
-    min_length: int = 0  # least tokens before the end symbol
-    max_length: int = 0  # most tokens; 0 = max_extra_length alone limits them
+    min_length: int = 0  # minimum number of tokens before the end symbol
+    max_length: int = 0  # maximum number of tokens; 0 = limited by max_extra_length alone
     max_extra_length: int = 50  # an output is at most its source plus this long (section 6.1); an image has no length
     no_repeat_ngram: int = 0  # no n-gram of this size appears twice in an output; 0 = off (Paulus et al. 2018)
     repetition_penalty: float = 1.0  # multiplies the log-probability of earlier tokens (Keskar et al. 2019)
@@ -77,7 +77,7 @@ class DecodeConfig:
     # Probabilities of the tokens that the other rules allow sum to 1, as in transformers; those of samples always do.
     renormalize: bool = False
     forbid: tuple[str, ...] = ()  # entries of the vocabulary that are never written, such as "<unk>"
-    only: tuple[str, ...] = ()  # if any: the only entries that are written, besides the end symbol
+    only: tuple[str, ...] = ()  # if set: the only entries that are written, besides the end symbol
 
     max_answer_length: int = 30  # qa: words of an answer, at most
     # qa: by how much the log-probability of an answer must exceed that of no answer (Devlin et al. 2019, section 4.3);
@@ -87,14 +87,14 @@ class DecodeConfig:
     # embed: what the vector of a text is: mean (of all its tokens) | first | last | pooler (BERT's projection of the
     # first); "" = what task embed has learned, model.head.pooling, and for other tasks mean
     pooling: str = ""
-    normalize: bool = False  # embed: vectors have length 1, so that products are cosines
+    normalize: bool = False  # embed: vectors have unit length, so that dot products are cosines
 
     ensemble: tuple[str, ...] = ()  # workdirs of further runs to average with this one
     ensemble_average: str = "probability"  # probability | log_probability: what is averaged
 
-    # translate, of several languages: from and into which, for inputs that do not say it; "" = as the first corpus
+    # multilingual translate: the source language of inputs that do not name it; "" = as the first corpus
     source_language: str = ""
-    target_language: str = ""  # the same of what is written
+    target_language: str = ""  # the same for the target language
     # predict reads lines of text | jsonl: {"source", "prefix", "constraints"}, "source_language" and "target_language"
     inputs: str = "text"
     # predict writes text | conll (tags) | tsv | jsonl: with scores, n-best, alignments on request
@@ -110,7 +110,7 @@ class DecodeConfig:
 
     @property
     def hypotheses(self) -> int:
-        """Rows that an input takes in a batch."""
+        """Rows of a batch that an input takes."""
         return self.beam_size if self.search == "beam" else self.samples
 
     @property
@@ -124,7 +124,7 @@ class DecodeConfig:
         return self.mbr_utility * (self.search == "mbr" and self.mbr_utility not in UTILITIES) or self.rerank
 
     def check(self, searched: bool = True) -> None:
-        """Raise UserError for the first option, or combination of options, that cannot work.
+        """Raise UserError for the first invalid option or combination of options.
 
         Unless answers are `searched` for, no beam limits n_best.
         """

@@ -32,10 +32,10 @@ class Continuations(NamedTuple):
 
 
 def expand(live: Continuations, log_probs: LogProbs, eos: int, constraints: Constraints | None = None) -> Continuations:
-    """Return the continuations that matter: the n + 1 most probable of every beam, and what constraints ask for.
+    """Return the continuations that matter: the n + 1 most probable of every beam, and those that constraints require.
 
     At most one continuation of a beam is its end, so n + 1 of each are enough to find the n best that do not end. They
-    are enough for groups, too: fewer than n tokens cost something there, one for every beam of the groups before.
+    also suffice for groups: fewer than n tokens are penalised there, one for every beam of earlier groups.
 
     >>> import numpy as np
     >>> live = Continuations(jnp.log(jnp.array([[0.5]])), jnp.array([[1]]), jnp.array([[0]]), None)
@@ -145,7 +145,7 @@ def length_penalty(lengths: Int[Array, " *b"], options: DecodeConfig) -> Float[A
 
 
 def keep_best(old: Finished, new: Finished, groups: int) -> Finished:
-    """Keep, in each group of m beams, the m best of the old and the new hypotheses; of equals the old ones.
+    """Keep, in each group of m beams, the m best of the old and the new hypotheses; ties favour the old ones.
 
     >>> old = Finished(jnp.array([[-1.0, -3.0]]), jnp.array([[4, 4]]), jnp.array([[0, 1]]))
     >>> new = Finished(jnp.array([[-2.0, -4.0]]), jnp.array([[5, 5]]), jnp.array([[0, 1]]))
@@ -179,7 +179,7 @@ def is_complete(
 
     Args:
         finished: the best so far.
-        num_finished: how many have ended, also those that were not kept.
+        num_finished: how many have ended, including those that were not kept.
         live_scores: summed log-probabilities of the others.
         largest_penalty: the length penalty at the limits.
         options: how many beams there are, how many outputs are returned, and the patience.

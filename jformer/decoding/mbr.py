@@ -19,9 +19,9 @@ def rank(candidates: Sequence[str], utilities: np.ndarray) -> tuple[list[int], l
     """Return the indices of the distinct candidates, best first, and the expected utility of each.
 
     The expected utility of a candidate is its mean utility against all candidates, itself among them, as references. A
-    text that was drawn k times counts k times as a reference and is ranked once, at its first index. Of equals the one
-    drawn first comes first. `utilities` [n n] are those of each distinct candidate, in the order of first indices,
-    against each as its reference.
+    text that was drawn k times counts k times as a reference and is ranked once, at its first index. Ties are in the
+    order drawn. `utilities` [n n] are those of each distinct candidate, in the order of first indices, against each as
+    its reference.
 
     >>> candidates = ["the cat sat", "a dog", "the cat sat down"]
     >>> order, expected = rank(candidates, chrf(candidates))
@@ -75,7 +75,7 @@ def bleu(texts: Sequence[str], tokenization: str = "13a") -> np.ndarray:
 def _overlaps(counts: Sequence[Sequence[Counter[str]]]) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each order, the n-grams that every two texts share [order n n], and those of every text [order n].
 
-    sacreBLEU would take every text apart once for each other; here that happens once, and a table compares them.
+    sacreBLEU would split every text once per comparison; here each is split once, and a table compares them.
     """
     matches, totals = [], []
     for order in zip(*counts, strict=True):

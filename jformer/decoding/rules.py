@@ -27,12 +27,12 @@ class Rules(NamedTuple):
     """The symbols and the rules of a search; the defaults forbid nothing but padding."""
 
     eos: int  # the symbol that ends a hypothesis
-    pad: int  # the symbol that fills arrays up, and is never written
+    pad: int  # the padding symbol, which is never written
     allowed: Bool[np.ndarray, " v"] | None = None  # the tokens that may be written; None = all but padding
     min_length: int = 0  # no end symbol before this many tokens
     no_repeat_ngram: int = 0  # no n-gram of this size twice in a hypothesis; 0 = off (Paulus et al. 2018, 2.5)
     repetition_penalty: float = 1.0  # at least 1; times the log-probability of earlier tokens (Keskar et al. 2019)
-    prefix: Int[Array, "b p"] | None = None  # how every hypothesis begins, whatever the other rules say
+    prefix: Int[Array, "b p"] | None = None  # how every hypothesis begins, regardless of the other rules
     prefix_length: Int[Array, " b"] | None = None
     prompt: Int[Array, "b p"] | None = None  # the tokens before the search: they count for repetition only
     prompt_length: Int[Array, " b"] | None = None
@@ -145,7 +145,7 @@ def next_log_probs(
         log_probs = jnp.where(is_last[:, None], only_end, log_probs)
     if rules.renormalize:
         log_total = jax.nn.logsumexp(log_probs, axis=1, keepdims=True)
-        log_probs -= jnp.where(log_total > -jnp.inf, log_total, 0.0)  # rules may leave nothing of a row
+        log_probs -= jnp.where(log_total > -jnp.inf, log_total, 0.0)  # rules may forbid all tokens of a row
     if rules.prefix is not None and rules.prefix_length is not None:
         beams = logits.shape[0] // rules.prefix.shape[0]
         forced = jnp.take(rules.prefix, index, axis=1, mode="clip")  # [b p] → [b]
@@ -167,7 +167,7 @@ def _penalize_repetition(
 def _forbid_ngrams(
     log_probs: Float[Array, "rows v"], history: Int[Array, "rows h"], n: int, pad: int
 ) -> Float[Array, "rows v"]:
-    """Forbid every token that would repeat an n-gram: what followed wherever the last n - 1 tokens stood before.
+    """Forbid every token that would repeat an n-gram: those that followed the last n - 1 tokens earlier on.
 
     The padding before the first token does no harm: it only ever forbids padding.
     """
@@ -182,7 +182,7 @@ def _forbid_ngrams(
 
 
 def top_k(scores: Float[Array, "rows v"], k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
-    """Return the k largest scores of every row, largest first, and their tokens; of equals the lower token is first.
+    """Return the k largest scores of every row, largest first, and their tokens; ties are in order of tokens.
 
     The k largest scores are in the k chunks with the largest maxima, as any other chunk is beaten by k others. So only
     the tokens of those chunks are ranked. The chunks stay in order, to keep equals in order.

@@ -1,4 +1,4 @@
-"""Samples from a model, and the filters that keep improbable tokens out of them. Knows a step function, and no model.
+"""Sampling, and the filters that exclude improbable tokens. Depends on a step function, not on models.
 
 Axes: b sentences, v vocabulary, w a chunk of it; rows = b·n, the n samples of a sentence side by side.
 
@@ -23,7 +23,7 @@ def sample(
     """Draw one sample for every key.
 
     For use inside jit. The score is the summed log-probability of the tokens under the model itself, not under what the
-    filters leave. A row whose logits are not finite ends with the score nan, and no other row with it.
+    filters leave. A row whose logits are not finite ends with the score nan, without affecting other rows.
 
     Args:
         step: (cache, last tokens) → (logits, cache).
@@ -105,8 +105,8 @@ def weighted_quantile(
 ) -> Float[Array, "rows 1"]:
     """Return the least bound of every row for which the costs up to it weigh at least `mass`; infinity if none does.
 
-    Costs must not be negative: such floats are ordered as their bits are, so a bisection over the bits finds the bound
-    to the last of them. 31 sums take a fraction of the time of sorting a vocabulary on CPU.
+    Costs must not be negative: such floats are ordered as their bits are, so a bisection over the bits finds the exact
+    bound. 31 sums take a fraction of the time of sorting a vocabulary on CPU.
 
     >>> costs = jnp.array([[3.0, 1.0, 2.0]])
     >>> weighted_quantile(costs, weights=jnp.array([[0.5, 0.2, 0.3]]), mass=0.4).tolist()  # 1 and 2 weigh 0.5

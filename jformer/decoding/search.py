@@ -33,7 +33,7 @@ class Start(NamedTuple):
     max_unfinished: int | Int[Array, ""] = 0
 
     def goes_on(self, state: PyTree) -> Bool[Array, ""]:
-        """Return whether there is room for a token, and enough sentences are not done."""
+        """Return whether there is room for a token, and enough sentences are unfinished."""
         return (state.cur_index < self.room) & ((~state.done).sum() > self.max_unfinished)
 
 
@@ -51,7 +51,7 @@ class Decoded(NamedTuple):
 
 
 class SearchLoop(NamedTuple):
-    """A search as what `lax.while_loop` takes, and what can be read from a state of it. For use inside jit.
+    """A search as the arguments of `lax.while_loop`, and functions that read its state. For use inside jit.
 
     A state has `cur_index`, of the token to choose next, and `done`: which sentences (or rows) no step changes.
     """
@@ -74,12 +74,12 @@ class SearchLoop(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The candidates of a beam search and its choice: of one step, or of all of them, step after step.
+    """The candidates of a beam search and its choices: of one step, or of all steps in order.
 
     Summed log-probabilities and scores are -inf in an empty slot.
     """
 
-    searched: Bool[Array, " b *t"]  # False: the sentence was done before this step; the rest is meaningless
+    searched: Bool[Array, " b *t"]  # False: the sentence was done before this step; the rest is undefined
     tokens: Int[Array, "b *t n k"]  # the candidates: continuations of the n hypotheses that were live
     sums: Float[Array, "b *t n k"]  # their summed log-probabilities
     live_sums: Float[Array, "b *t n"]  # of the next live hypotheses, one in each beam

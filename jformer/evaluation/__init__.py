@@ -1,1 +1,1 @@
-"""How good a run is, and whether another is better."""
+"""Score runs and compare them."""

@@ -83,7 +83,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
             batches, corpus = evaluation_batches(config.data, predictor.task, tokenizers, split, divisor)
         with show_progress(f"scoring {key}", quiet=quiet):
             sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
-            task = build_task(dataclasses.replace(config, data=config.data.of(part)))  # which scores in its language
+            task = build_task(dataclasses.replace(config, data=config.data.of(part)))  # it scores in its language
             scores = task.score(outputs, examples, sums)
         for name, entry in scores.items():
             if (each := entry.pop("segments", None)) and not quiet:

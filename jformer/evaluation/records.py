@@ -36,7 +36,7 @@ def saved_config(run: Path) -> Config:
 def rows(run: Path) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl, without a last line that is still being written.
 
-    Raises UserError for any other line that is no row.
+    Raises UserError for any other line that is not a row.
     """
     return _read(run_path(run) / "metrics.jsonl", read_row)
 
@@ -48,7 +48,7 @@ def samples(run: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path, read: Callable[[bytes, str], dict[str, Any]]) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    # What follows the last line feed is incomplete.
+    # The text after the last line feed is incomplete.
     return [read(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1)]
 
 
@@ -110,10 +110,10 @@ def is_training(run: Path) -> bool:
 
 
 def metrics(run: Path) -> dict[str, float]:
-    """Return the run's figures by name, as far as they exist.
+    """Return the figures that the run has, by name.
 
     "valid/loss" is from the last row of that split, "test/bleu" and "test/exact_match/GROUP" are scores of a test set,
-    which replace a figure of a row with the same name, "mean/bleu" is that of several pairs of languages, and
+    which replace a figure of a row with the same name, "mean/bleu" is that of several language pairs, and
     "run/updates" is of the run. Values not finite are nan.
     """
     last = {row["split"]: row for row in rows(run)}
@@ -143,7 +143,7 @@ def outputs(run: Path, key: str) -> list[str]:
 
 
 def segment_scores(run: Path, key: str, name: str) -> list[float]:
-    """Return the score of each answer to a test set by a command; none if no command is named so."""
+    """Return the score of each answer to a test set by a command; [] if no command has this name."""
     if not (run_path(run) / "outputs" / f"{key}.{name}.txt").exists():
         return []
     try:
@@ -158,9 +158,9 @@ def references(run: Path, key: str) -> list[list[str | None]]:
 
 
 def examples(run: Path, key: str, data: DataConfig | None = None) -> list[Pair]:
-    """Return a test set, read again from the data that the run's config names, or another that is given.
+    """Return a test set, read again from the data that the run's config, or `data`, names.
 
-    Raises UserError if it is not there any more, or is not what the run was scored with.
+    Raises UserError if it no longer exists, or differs from the set that the run was scored on.
     """
     data, entry = data or saved_config(run).data, results(run).get(key)
     names = data.test_sets()

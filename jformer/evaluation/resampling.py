@@ -32,7 +32,7 @@ TOO_SLOW = ("ter",)  # to resample for every report
 
 def is_resampled(config: Config, name: str) -> bool:
     """Return whether a score of the config's task is computed from the lines of the outputs."""
-    return name in RESAMPLED and config.task != "mlm"  # whose accuracy counts tokens, without any outputs
+    return name in RESAMPLED and config.task != "mlm"  # accuracy of mlm counts tokens and has no outputs
 
 
 def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs: Sequence[Pair]) -> list[Resampled]:
@@ -48,7 +48,7 @@ def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs:
 
 
 def resample_segments(segments: Sequence[Sequence[float]]) -> list[Resampled]:
-    """Return the mean scores by a command, as `resample` does, given those of each answer; [] where runs lack them."""
+    """Return the mean scores by a command, as `resample` does, given the score of each answer; [] if runs lack them."""
     if not all(segments):
         return []
     return paired_bootstrap_of_ratios(len(segments[0]), [*map(_mean, segments)])
@@ -78,7 +78,7 @@ def intervals(config: Config, run: Path, results: Mapping[str, Any]) -> dict[tup
 
 
 def ratios_of(config: Config, name: str, outputs: Sequence[str], pairs: Sequence[Pair]) -> Ratios | None:
-    """Return what each line contributes to a score of the config's task; None if the score is no ratio of sums."""
+    """Return what each line contributes to a score of the config's task; None if the score is not a ratio of sums."""
     if name == "cider":  # document frequencies stay those of the whole test set
         return _mean(cider_d(outputs, [pair.references for pair in pairs]))
     if config.task == "qa":

@@ -51,7 +51,7 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge new results, test sets and `run`, into a folder's results.json, and return what it holds now.
+    """Merge new results, test sets and `run`, into a folder's results.json, and return its new content.
 
     A file that cannot be read as results is replaced, which is reported on standard error.
     """

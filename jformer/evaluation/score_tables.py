@@ -38,7 +38,7 @@ def scored_sets(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, 
 
 
 def means(results: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """Return the mean of each score over the test sets of several pairs of languages: trained ones, and "zero-shot"."""
+    """Return the mean of each score over the test sets of several language pairs: trained ones, and "zero-shot"."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for title, trained in (("mean", True), ("zero-shot", False)):
         sets = [scores for key, scores in scored_sets(results).items() if results[key].get("trained") is trained]
@@ -58,7 +58,7 @@ def formatted(name: str, value: float | None) -> str:
 
 
 def aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Return the lines of a table: its first `left` columns to the left, the others to the right."""
+    """Return the lines of a table, the first `left` columns aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(

@@ -28,7 +28,7 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A mean difference of pairs, the half width of its interval, and p of the hypothesis of no difference.
+    """A mean difference of pairs, the half width of its interval, and p for the hypothesis of no difference.
 
     The last two are None where the pairs do not determine them.
     """
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 class Correlation(NamedTuple):
-    """The rank correlation of two orders, -1 to 1, and p of the hypothesis that they are independent."""
+    """The rank correlation of two orders, -1 to 1, and p for the hypothesis that they are independent."""
 
     rho: float
     p: float
@@ -112,7 +112,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Dif
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values adjusted for multiple tests, so that all together err in 5 % of cases at most (Holm 1979)."""
+    """Return p values adjusted for multiple tests; at 5 %, the family-wise error rate is at most 5 % (Holm 1979)."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))

@@ -1,1 +1,1 @@
-"""A trained run at work: text in, answers, scores and exports out."""
+"""Inference with a trained run: text in; answers, scores and exports out."""

@@ -1,7 +1,7 @@
 """Answer or score a file line by line, in windows of bounded memory.
 
 A window is read, answered, written and flushed before the next one. The first window of a file is one batch, so that
-output appears early; the others take about SECONDS each. A window of a pipe or a keyboard is all lines waiting in it.
+output appears early; the others take about SECONDS each. A window of a pipe or a terminal is all lines available in it.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ ARRAYS = ("npy", "safetensors")
 
 Asked = TypeVar("Asked")  # a parsed line: a request to answer, or a question to score
 Line = tuple[int, str]
-"""Its number, from 0, and its text."""
+"""The number of a line, from 0, and its text."""
 
 
 class Job(NamedTuple, Generic[Asked]):
@@ -65,7 +65,7 @@ class FileProgress:
     def __init__(self, path: Path, compiling: Callable[[], float]) -> None:
         """Start; the total is known for plain files only.
 
-        `compiling` returns the seconds spent on compiling so far, which rates and estimates leave out.
+        `compiling` returns the seconds spent on compiling so far, which rates and estimates exclude.
         """
         self._size = path.stat().st_size if path.is_file() and path.suffix != ".gz" else 0
         self._compiling = compiling
@@ -138,7 +138,7 @@ def _report(text: str) -> None:
 
 
 def predict_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
-    """Answer a file or standard input ('-') into another or standard output: one line per line, in order.
+    """Answer a file or standard input ('-') into another or standard output: one output line per line, in order.
 
     Args:
         settings: replaces the run's own config, to change decoding.
@@ -155,7 +155,7 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
     options = settings.decode
     if options.outputs in ("text", "conll") and options.returned > 1:
         raise UserError(
-            f"decode.outputs={options.outputs!r} has no place for {options.returned} outputs a line: use tsv or jsonl"
+            f"decode.outputs={options.outputs!r} cannot hold {options.returned} outputs per line: use tsv or jsonl"
         )
     predictor = _open_run(settings, workdir, source, target, resume)
     if predictor.task.answer == VECTOR:
@@ -185,7 +185,7 @@ def write_activations(settings: Config, workdir: Path, source: str, target: str,
     a JSON list. Blank lines are skipped, and counted.
 
     Args:
-        settings, workdir, source, target: as for `predict_file`; the target is no standard output.
+        settings, workdir, source, target: as for `predict_file`; the target must be a file.
         names: those of `Predictor.activations`, which lists the errors, too.
     """
     if target == "-":
@@ -205,7 +205,7 @@ def write_activations(settings: Config, workdir: Path, source: str, target: str,
 
 
 def score_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
-    """Score the targets in a file or standard input, and write one line per line, in order.
+    """Score the targets in a file or standard input, and write one output line per line, in order.
 
     Args:
         settings, workdir, target, resume: as for `predict_file`, which lists the errors, too.
@@ -217,7 +217,7 @@ def score_file(settings: Config, workdir: Path, source: str, target: str, resume
     def read(line: Line, counts: Counter[str]) -> Question:
         question = read_question(line[1], options.inputs, predictor.task.answer == "continuation", counts)
         if question.ranked and options.outputs == "text":
-            raise ValueError("'targets' are ranked, which decode.outputs='text' has no place for: use tsv or jsonl")
+            raise ValueError("'targets' are ranked, which decode.outputs='text' cannot show: use tsv or jsonl")
         predictor.inputs.towards(question.languages)
         return question
 
@@ -311,7 +311,7 @@ def answer_lines(job: Job[Asked], predictor: Predictor, mode: str) -> None:
 
 @contextlib.contextmanager
 def _opened(job: Job[Asked], settings: dict[str, object]) -> Iterator[Callable[[list[Any]], None]]:
-    """Open the output in the main process and yield what writes answers into it; the others discard them."""
+    """Open the output in the main process and yield a function that writes answers; other processes discard them."""
     if not processes.is_main_process():
         yield lambda answers: None
     elif job.save:
@@ -331,7 +331,7 @@ def _write_lines(out: IO[str], texts: list[str]) -> None:
 
 
 def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object]:
-    """Return all that the lines of an output depend on, as plain JSON; batch sizes are left out."""
+    """Return everything that the lines of an output depend on, as plain JSON; batch sizes are left out."""
     decode = dataclasses.asdict(predictor.config.decode)
     del decode["batch_size"]
     if name := predictor.config.decode.ranked_by:
@@ -380,7 +380,7 @@ def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str
         except (ValueError, RecursionError, UserError) as error:
             raise UserError(f"{path}:{line[0] + 1}: {error}") from error
         if altered[INVALID_REPLACED]:
-            progress.warn(f"{path}:{line[0] + 1}: NUL or half a surrogate pair in a text, replaced by U+FFFD")
+            progress.warn(f"{path}:{line[0] + 1}: NUL or a lone surrogate in a text, replaced by U+FFFD")
         counts.update(altered)
     return job.answer(requests)
 

@@ -38,7 +38,7 @@ class Request(NamedTuple):
     prefix: str = ""  # the beginning of the output
     constraints: Sequence[str] = ()  # phrases that the output contains
     line: int = 0  # its number, counted from 0; samples depend on it
-    languages: tuple[str, str] = ("", "")  # from and into which, for a run of several; "" = as the options say
+    languages: tuple[str, str] = ("", "")  # of a multilingual run: from and into which; "" = those of the options
 
 
 class Piece(NamedTuple):
@@ -250,7 +250,7 @@ def check_pairs(pairs: Iterable[AnyPair], usage: str, one_line: bool, answered: 
 def check_texts(texts: Iterable[Any], usage: str, one_line: bool) -> list[str]:
     """Return texts as a list.
 
-    Raises UserError for a single text, for other types, for a text with a NUL or half of a surrogate pair and, with
+    Raises UserError for a single text, for other types, for a text with a NUL or a lone surrogate and, with
     `one_line`, for a line break.
     """
     if isinstance(texts, str):
@@ -294,7 +294,7 @@ def written_language(config: "Config", pieces: Sequence[Piece]) -> str:
 
 
 def join_outputs(answers: Sequence[list[Output]], eos: int, language: str = "") -> list[Output]:
-    """Return the outputs of an input from those of its pieces: an empty one for none; the best ones joined.
+    """Return the outputs of an input from those of its pieces: the best ones joined; an empty one without pieces.
 
     Their texts are joined as their language is written, if it is known; tags are joined by spaces.
     """

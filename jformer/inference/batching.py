@@ -1,4 +1,4 @@
-"""Run the program of answers over any number of pieces: sorted by length, in batches of few shapes, two at a time."""
+"""Run a compiled answer program on any number of pieces, sorted by length, in batches of few shapes, two at a time."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ from jformer.tasks.crf import Tags
 
 CONCURRENT_BATCHES = 2  # a step of decoding is too small to keep several cores busy: two at once took 2/3 of the time
 SMALL_BATCH = 8
-# Rows of a batch for few pieces, so that a person who types does not wait for a whole batch. On CPUs, XLA multiplies a
+# Rows of a batch for few pieces, so that an interactive user does not wait for a whole batch. On CPUs, XLA multiplies a
 # single row more slowly than two, so one row is used only with several hypotheses.
 FEW = (1, 2, SMALL_BATCH)
 MOSTLY = 1 / 4  # if more than this share of outputs did not fit short attempts, these pause:
@@ -67,14 +67,14 @@ class CompileClock:
 class PreparedParams:
     """Parameters in the fastest form for answers, cached between calls.
 
-    Kernels are rounded to the compute dtype once rather than in every call. On a CPU, layers are also taken apart: a
-    stack holds one array for all its layers, of which XLA would copy each layer's part before every product. Together
-    that was half of the time of a short sentence at d_model 512. Programs put layers together by `stack_layers`, which
+    Kernels are rounded to the compute dtype once rather than in every call. On a CPU, layers are also unstacked: a
+    stack holds one array for all its layers, of which XLA would copy each layer's slice before every product. Together
+    that was half of the time of a short sentence at d_model 512. Programs restack layers by `stack_layers`, which
     costs nothing inside jit.
     """
 
     def __init__(self, models: Sequence[Model], mesh: Mesh | None, rounded: bool, enabled: bool = True) -> None:
-        """Copy nothing yet; unless `enabled`, parameters are used unchanged. Heads keep unrounded kernels."""
+        """Parameters are copied on first use, or used unchanged unless `enabled`. Heads keep unrounded kernels."""
         self._enabled = enabled
         self._prepare = [
             _make_prepare(
@@ -91,7 +91,7 @@ class PreparedParams:
         if not self._enabled:
             return params
         if [*map(id, params)] != [*map(id, self._given)]:
-            self._given = self._prepared = ()  # frees memory before more is taken
+            self._given = self._prepared = ()  # free memory before allocating more
             self._prepared = [prepare(tree) for prepare, tree in zip(self._prepare, params, strict=True)]
             self._given = params  # holding them keeps their ids from being reused
         return self._prepared
@@ -111,7 +111,7 @@ def _unstacked(path: Any, leaf: Array) -> Array | tuple[Array, ...]:
 
 
 Program = Callable[[Sequence[PyTree], Mapping[str, np.ndarray], int], Any]
-"""(parameters of every model, batch, most tokens of an output) → `Decoded`, or the arrays of a head."""
+"""(parameters of every model, batch, maximum output tokens) → `Decoded`, or the arrays of a head."""
 
 
 class BatchedSearch:

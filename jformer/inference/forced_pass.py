@@ -49,12 +49,12 @@ def make_scorer(
     """Return the compiled (parameters of each model, batch) → {"log_probs": f32 [b t], "attention": f32 [b t s]}.
 
     The batch has both sides as in training. A token's log-probability is given all before it, over the whole
-    vocabulary; several models decide together, as they do in a search. Programs are cached by these arguments.
+    vocabulary; an ensemble is averaged as in a search. Programs are cached by these arguments.
 
     Args:
         models: an ensemble.
         average: whether the mean is of their probabilities or of their log-probabilities.
-        mesh: over whose data and fsdp the rows are split.
+        mesh: its data and fsdp axes split the rows.
         attend: whether to return what the decoder's last layer attends to in the source when it predicts a token, the
             mean of heads and models.
         tokens: how many are projected to the vocabulary at a time.
@@ -94,7 +94,7 @@ def _forced(model: Any, params: PyTree, batch: Batch, attend: bool) -> tuple[Flo
 
 
 def watched_pass(model: Model, params: PyTree, batch: Batch) -> tuple[Float[Array, "b t d"], PyTree]:
-    """Return the hidden states of given targets, and what the model records: the weights of its attention."""
+    """Return the hidden states of given targets, and the attention weights that the model records."""
     hidden, seen = model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])
     return hidden, seen.get("intermediates", {})
 
@@ -147,7 +147,7 @@ class WatchedPass:
         self._model, self._inputs = model, inputs
 
     def __call__(self, params: PyTree, pairs: Sequence[Pair]) -> list[Attended]:
-        """Return the attention for every pair, in order; for a context in windows, in the one with the answer.
+        """Return the attention for every pair, in order; of a context in windows, the one with the answer is used.
 
         Raises UserError for NaN scores, and for a pair that the task cannot read.
         """
@@ -187,7 +187,7 @@ class WatchedPass:
             yield Activations(source, target, arrays)
 
     def _batches(self, pairs: Sequence[Pair]) -> Iterator[dict[str, np.ndarray]]:
-        """Yield a batch for every pair; where a task restores parts of a text, noise hides some of its target."""
+        """Yield a batch for every pair; if the task restores parts of a text, noise hides some of its target."""
         if self._inputs.task.restores:
             texts = self._inputs.encode_whole([pair.target for pair in pairs])
             yield from (self._inputs.noised_arrays([ids]) for ids in texts)
@@ -237,7 +237,7 @@ class WatchedPass:
     def _choices(self, batch: Mapping[str, np.ndarray], likely: np.ndarray) -> tuple[Choice, ...]:
         """Return the choice at every position that predicts something, or of every label, or of both ends of a span.
 
-        Classes are numbered from 0. A number is no choice among others. Without a target, the source hides what is
+        Classes are numbered from 0. A number has no alternatives. Without a target, the source hides what is
         predicted.
         """
         answer, wanted = self._inputs.task.answer, batch["target_out"][0]
@@ -258,7 +258,7 @@ class WatchedPass:
         return tuple(choices)
 
     def _ends(self, batch: Mapping[str, np.ndarray], likely: np.ndarray) -> tuple[Choice, ...]:
-        """Return where an answer starts and where it ends, likely f32 [s 2]; at the first position there is none."""
+        """Return the choices of an answer's start and end by `likely` f32 [s 2]; the first position means no answer."""
         tokens = ("no answer", *self._labels(batch, "source")[1:])
         choices = []
         for side, (name, mark) in enumerate({"start": START, "end": END}.items()):
@@ -290,8 +290,8 @@ def _choice(token: str, others: Sequence[str], likely: np.ndarray, target: int, 
 def _make_pass(model: Model, answer: str) -> Any:
     """Return the compiled (parameters, batch) → (intermediates, probabilities [b t v]).
 
-    Probabilities of a row add up to one, but for those of several labels, each of which is there or not, and those of a
-    span [b s 2], which add up to one over the positions of either end.
+    Probabilities of a row sum to one, except those of several labels, which are independent, and those of a span
+    [b s 2], which sum to one over the positions of either end.
     """
 
     def forced(params: PyTree, batch: Batch) -> tuple[Any, jax.Array]:

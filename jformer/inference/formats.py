@@ -12,7 +12,7 @@ from jformer.inference.answers import Output, Request, Scored, TaggedWord
 from jformer.integrity import parse_json
 from jformer.tasks.span_scores import find_spans, mark_spans
 
-LANGUAGES = ("source_language", "target_language")  # of a line in JSON, for a run of several
+LANGUAGES = ("source_language", "target_language")  # keys of a line in JSON, for a multilingual run
 IN_JSON = ("tokens", "cut")  # of a scored target; TSV has no column for them
 
 
@@ -171,14 +171,14 @@ def _object(
 ) -> dict[str, Any]:
     """Return a JSON object of texts, or lists of them by `kinds`; with `lines`, texts keep their line breaks.
 
-    Characters that JSON can spell but no text has become U+FFFD and are counted.
+    Characters that JSON can spell but that are invalid in a text become U+FFFD and are counted.
     """
     record = parse_json(line)
     if not isinstance(record, dict) or not all(key in record for key in needed):
         raise ValueError(f"not a JSON object with {' and '.join(map(repr, needed or kinds))}")
     for key, value in record.items():
         if key not in kinds:
-            raise ValueError(f"{key!r} is none of {', '.join(map(repr, kinds))}")
+            raise ValueError(f"{key!r} is not one of {', '.join(map(repr, kinds))}")
         if not isinstance(value, kinds[key]) or not all(isinstance(text, str) for text in value):
             raise ValueError(f"{key!r} must be {'a text' if kinds[key] is str else 'a list of texts'}")
         texts = tuple(admit(text, counts, "replace", lines) for text in ([value] if kinds[key] is str else value))

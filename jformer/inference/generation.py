@@ -1,4 +1,4 @@
-"""The program that answers a batch: a search over models, compiled and cached by all that it depends on.
+"""The program that answers a batch: a search over models, compiled and cached by everything that it depends on.
 
 Arrays in, arrays out; no text here. Programs hold no parameters. `make_answer` compiles one, `begin_search` chooses the
 search, `_begin` gives it the models as one step over one cache.
@@ -68,10 +68,10 @@ class SearchSetup(NamedTuple):
     """
 
     models: tuple[Model, ...]  # an ensemble, whose probabilities are averaged
-    options: DecodeConfig  # those that no program reads at their defaults
-    vocabulary: bytes  # of a mask, as arrays are not hashable
+    options: DecodeConfig  # those that no program reads are at their defaults
+    vocabulary: bytes  # of the mask `writable`, as arrays are not hashable
     symbols: Symbols  # BOS, EOS and PAD of outputs
-    mesh: Mesh | None  # over whose data and fsdp the rows are split
+    mesh: Mesh | None  # its data and fsdp axes split the rows
     traced_for: Target
 
     @property
@@ -91,10 +91,10 @@ def make_setup(
 
     Args:
         models: one, or an ensemble of the same vocabulary.
-        options: how to search; those that no program reads are set to their defaults.
+        options: how to search; those that do not affect the program are reset to their defaults.
         vocabulary: whether each id may be written, from `writable`.
         symbols: BOS, EOS and PAD of outputs.
-        mesh: over whose data and fsdp the rows are split.
+        mesh: its data and fsdp axes split the rows.
     """
     unread: dict[str, Any] = {name: DEFAULTS[name] for name in NO_PROGRAM_READS}
     if options.rerank:  # of all candidates
@@ -185,16 +185,16 @@ def search_ids(
     prompt: Int[Array, "b p"] | None = None,
     **options: Unpack[DecodeOptions],
 ) -> Decoded:
-    """Return the outputs of a model for every row of a batch of ids; it may be compiled, and needs no run.
+    """Return the outputs of a model for every row of a batch of ids. It needs no run, and may be called inside jit.
 
     `lambda params, batch: search_ids(model, params, batch, 20, beam_size=4)` is what `jax.jit` takes; keyword arguments
     are the options of decode that decide on a search.
 
     Args:
-        model: one that writes, whose ids are those of `data.tokenizers.Symbols` (PAD 0, BOS 1, EOS 2).
+        model: one that generates text, whose ids are those of `data.tokenizers.Symbols` (PAD 0, BOS 1, EOS 2).
         params: its parameters.
-        batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; of a language model nothing.
-        room: the most tokens of an output.
+        batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; empty for a language model.
+        room: the maximum number of tokens of an output.
         prompt: the tokens that outputs continue, padded with PAD; None = BOS alone.
 
     Raises:

@@ -55,7 +55,7 @@ class Direction(NamedTuple):
 
     encoder: ExampleEncoder
     symbols: Symbols  # of what is written
-    prefixed: tuple[int, ...]  # what a prefix stands behind, if no search begins with it
+    prefixed: tuple[int, ...]  # what precedes a prefix, if no search begins with it
 
 
 class Inputs:
@@ -105,7 +105,7 @@ class Inputs:
         return Direction(encoder, symbols._replace(before=()), symbols.before)
 
     def towards(self, languages: Languages) -> Direction:
-        """Return what encodes texts of a pair of languages; an empty one is that of the options, or of the run.
+        """Return the encoder for a pair of languages; an empty one is that of the options, or of the run.
 
         Raises UserError for a language without a symbol, and for one that all rows of a batch would have to share.
         """
@@ -115,7 +115,7 @@ class Inputs:
             found = self._direction(directed(self.tokenizers, self._data, asked))
             if found.symbols.bos != self.symbols.bos:
                 raise UserError(
-                    f"this vocabulary has the target language in place of BOS, so that lines cannot choose it: set "
+                    f"this vocabulary has the target language in place of BOS, so lines cannot choose it: set "
                     f"decode.target_language={languages[1]!r} for all of them"
                 )
             self._directions[languages] = found
@@ -178,7 +178,7 @@ class Inputs:
         return self._split(request.text, self.towards(request.languages).encoder.source)
 
     def _split(self, text: str, side: Side, breaks: Sequence[re.Pattern[str]] = BREAKS) -> list[Sequence[int]]:
-        """Return the pieces of a text, cut where the first of `breaks` lets it be, and between tokens without any."""
+        """Split a text into pieces at the first of `breaks` that works, or else between tokens."""
         assert side.tokenizer
         (ids,), (around,) = side.encode([text]), side.encode([""])
         if len(ids) <= side.max_length:
@@ -212,7 +212,7 @@ class Inputs:
         phrases = [request.prefix, *request.constraints]
         for phrase, found in zip(phrases, [[prefix], *constraints], strict=True):
             if found and all(self.symbols.unk in ids for ids in found):
-                raise UserError(f"{where}: {phrase!r} holds what the vocabulary cannot write; choose other words")
+                raise UserError(f"{where}: {phrase!r} contains what the vocabulary cannot write; choose other words")
         constraints = [[ids for ids in found if self.symbols.unk not in ids] for found in constraints if found]
         wanted = len(prefix) + sum(len(found[0]) for found in constraints)  # the shortest comes first
         most, option = self._most(pieces[0])
@@ -225,7 +225,7 @@ class Inputs:
         return pieces[0]._replace(prefix=prefix, constraints=constraints)
 
     def _most(self, piece: Piece) -> tuple[int, str]:
-        """Return the most tokens that the output for an input may have, and the option that limits them."""
+        """Return the maximum number of tokens in the output for an input, and the option that limits it."""
         options, ids, most = self.options, piece.ids, int(self._limit(self.length(piece.ids)))
         option = "max_length" if most == options.max_length else "max_extra_length"
         found = most, f"decode.{option}={getattr(options, option)}"
@@ -233,7 +233,7 @@ class Inputs:
         return found if self.max_positions is None else min(found, (self.max_positions - before, "model.max_length"))
 
     def _limit(self, sizes: np.ndarray | int) -> np.ndarray:
-        """Return the most tokens that outputs may have, from the sizes of their inputs and the options."""
+        """Return the maximum number of tokens in outputs, from the sizes of their inputs and the options."""
         limit = self.options.max_extra_length + (np.zeros_like(sizes) if self.continues else np.asarray(sizes))
         return np.minimum(limit, self.options.max_length or limit)
 
@@ -282,9 +282,9 @@ class Inputs:
         return self.towards(piece.languages).symbols.before
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str] | Pair]) -> list[EncodedPair]:
-        """Return both sides of every pair as training has them; a side over its limit is cut and counted.
+        """Return both sides of every pair as in training; a side over its limit is cut and counted.
 
-        Raises UserError where a text has not as many words as its target has tags.
+        Raises UserError if a text and its target have different numbers of words and tags.
         """
         if self.task.answer == "tags":
             found = [EncodedPair(*tagged_pair(self.encoder, *pair[:2])) for pair in pairs]
@@ -305,7 +305,7 @@ class Inputs:
         return [encoded[i] for i in range(len(pairs))]
 
     def pair_arrays(self, pairs: Sequence[EncodedPair], rows: int) -> dict[str, np.ndarray]:
-        """Return the batch of some encoded pairs, in one of few shapes, with both sides as training has them."""
+        """Return the batch of some encoded pairs, in one of few shapes, with both sides as in training."""
         longest = _padded(max(map(self.pair_length, pairs)))
         target = longest if self.max_positions is None else min(longest, self.max_positions)
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
@@ -315,7 +315,7 @@ class Inputs:
         return arrays
 
     def encode_whole(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """Return the tokens of texts of which the task's noise will hide parts."""
+        """Return the tokens of texts, parts of which the task's noise will hide."""
         return [pair.source or pair.target for pair in self.encode_pairs([(text, text) for text in texts])]
 
     def noised_arrays(self, sequences: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
@@ -333,7 +333,7 @@ class Inputs:
         return 0 if self.of_images else len(source)
 
     def pair_length(self, pair: EncodedPair) -> int:
-        """Return how many positions a pair takes, of the side that has more."""
+        """Return how many positions the longer side of a pair takes."""
         return max(self._lengths(self.length(pair.source), len(pair.target)))
 
     def begin(self, source: Sequence[int]) -> int:
@@ -362,9 +362,9 @@ def places(values: Iterable[T]) -> dict[T, list[int]]:
 
 
 def writable(tokenizer: Tokenizer, options: DecodeConfig, searched: bool = True) -> Bool[np.ndarray, " v"]:
-    """Return, for every entry of the vocabulary, whether a search may write it, or what fills a mask may be.
+    """Return, for every entry of the vocabulary, whether a search may write it or fill a mask with it.
 
-    Raises UserError for words of decode.forbid and decode.only that are no entries, and where too few remain.
+    Raises UserError for words of decode.forbid and decode.only that are not entries, and if too few remain.
     """
     ids = {token: i for i, token in enumerate(tokenizer.tokens)}
     for key in ("forbid", "only"):
@@ -402,7 +402,7 @@ def _tokens(sequences: Sequence[Sequence[int]]) -> Tokens:
 
 
 def _marks(piece: Piece) -> list[int]:
-    """Return a stand-in for a piece's unknown target: any class where a word begins, a window's marks, else nothing."""
+    """Return a placeholder for a piece's target: any class where a word begins, a window's marks, else nothing."""
     if piece.window:
         return list(piece.window.marks)
     marked = [0] * len(piece.ids) if piece.starts else []

@@ -1,4 +1,4 @@
-"""Answers of one forward pass, without a search: labels, numbers, tags of words, spans, tokens for masks, vectors.
+"""Answers from one forward pass, without a search: labels, numbers, tags of words, spans, tokens for masks, vectors.
 
 Each kind of head turns logits into arrays of its own type, a row per input, and reads outputs from one row of them.
 
@@ -125,7 +125,7 @@ def pieces_of_words(encoder: ExampleEncoder, requests: Sequence[Request], counts
     """Return the pieces of every request, none for one without words.
 
     An input over the model's limit is split between words, regardless of decode.overlong: a truncated word would get no
-    tag. Of a word that is over the limit alone, the first tokens are read.
+    tag. A word that alone exceeds the limit is read up to it.
     """
     groups, side = list[list[Piece]](), encoder.source
     texts = [request.text.split() for request in requests]
@@ -142,7 +142,7 @@ def pieces_of_words(encoder: ExampleEncoder, requests: Sequence[Request], counts
 
 
 def tagged_pair(encoder: ExampleEncoder, text: str, tags: str) -> tuple[Sequence[int], Sequence[int], bool]:
-    """Return the sequences of a text and of its tags as training has them, and whether they are cut at the limit."""
+    """Return the sequences of a text and of its tags as in training, and whether they are cut at the limit."""
     parts = encoder.encode([Pair(text, tags)], Counter())
     return (*parts[0], len(parts) > 1) if parts else (encoder.source.encode([""])[0], [], False)
 
@@ -192,7 +192,7 @@ def pieces_of_windows(encoder: ExampleEncoder, requests: Sequence[Request], coun
 def marked_pair(encoder: ExampleEncoder, pair: Pair) -> tuple[Sequence[int], Sequence[int], bool]:
     """Return the tokens and marks of the window with a pair's answer, or of the first, and whether there are others.
 
-    An answer without a place is taken to be where the context has it first. Raises UserError for a text that is no
+    An answer without a place is taken at its first occurrence in the context. Raises UserError for a text that is no
     question with its context, and for an answer that is not in the context.
     """
     context = pair.source.partition("\t")[2]
@@ -247,8 +247,8 @@ def read_spans(spans: Spans, tokenizer: Tokenizer, piece: Piece) -> list[Output]
 def best_of_windows(answers: Sequence[Sequence[Output]], options: DecodeConfig) -> list[Output]:
     """Return the outputs for a question from the spans of all its windows, best first.
 
-    A span counts as where it is most probable. No answer counts as where it is least probable, since all windows but
-    those of the answer have none, plus decode.no_answer_threshold (Devlin et al. 2019, section 4.3).
+    A span gets its highest log-probability over the windows. No answer gets its lowest, since all windows but those of
+    the answer have none, plus decode.no_answer_threshold (Devlin et al. 2019, section 4.3).
     """
     if not answers:
         return [Output("", log_prob=0.0)]
@@ -271,7 +271,7 @@ def best_of_windows(answers: Sequence[Sequence[Output]], options: DecodeConfig) 
 def pieces_with_masks(encoder: ExampleEncoder, requests: Sequence[Request], counts: Counter[str]) -> list[list[Piece]]:
     """Return the piece of every request, none for an empty one, cut at the limit, and where its masks are.
 
-    A mask that is no token of the vocabulary parts the text: what is before it and behind it is encoded apart.
+    A mask that is not a token of the vocabulary splits the text into parts that are encoded separately.
 
     Raises UserError for a text without a mask.
     """
@@ -308,7 +308,7 @@ def _likeliest_tokens(log_probs: Float[Array, "b s v"], batch: Batch, options: D
 
 
 def _read_fillings(found: Fillings, tokenizer: Tokenizer, piece: Piece) -> list[Output]:
-    """Return the most probable ways to fill all masks, each independently of the others, as they are learned."""
+    """Return the most probable ways to fill all masks, each independently of the others, as in training."""
     most, ways = found.ids.shape[-1], [(0.0, tuple[int, ...]())]
     for place in piece.starts:
         each = [*zip(found.log_probs[place].tolist(), found.ids[place].tolist(), strict=True)]

@@ -1,6 +1,6 @@
 """The file of answers: overwritten, or continued where an earlier command stopped, with the same settings.
 
-NAME.settings.json next to it records all that its lines depend on.
+NAME.settings.json next to it records everything that its lines depend on.
 """
 
 import contextlib

@@ -71,9 +71,9 @@ class Predictor:
         Args:
             run: a trained model.
             members: models of the same vocabulary that form an ensemble with it.
-            mesh: whose devices share the rows of a batch; None = everything is computed where the parameters lie.
+            mesh: its devices share the rows of a batch; None = everything is computed where the parameters are.
             prepare: keep a copy of the parameters that answers are computed from faster.
-            base: the Predictor of the run whose parameters `run` has, too; their copy is kept once.
+            base: the Predictor of the run that shares its parameters with `run`; they are copied once.
         """
         self._run = run
         self.config, self.task, self.tokenizers = run.config, run.task, run.tokenizers
@@ -152,7 +152,7 @@ class Predictor:
         return [overlaid(self._base.prepared_params[0], self._prepare([self._own])[0])]
 
     def predict(self, texts: Iterable[str]) -> list[str]:
-        """Answer every text, in order: with its translation, label or tags, or with the text and what was left out.
+        """Answer every text, in order: with its translation, label or tags, or the text with its masks filled.
 
         A question comes with its context, a TAB between them; "" means that the context does not answer it. A run of
         mlm fills in masks, as its vocabulary spells them. An empty text stays empty, unless it is to be continued. An
@@ -219,7 +219,7 @@ class Predictor:
         """Return the embedding of every text, in order: the vector that decode.pooling takes of its tokens.
 
         An encoder-decoder is read after its encoder. A text over the limit is cut and counted; an empty one has a
-        vector, too. No vector depends on the other texts, but for the rounding of products.
+        vector, too. No vector depends on the other texts, except for the rounding of products.
 
         Raises UserError for anything but a list of texts, a run of images, an ensemble, and NaN in a vector.
         """
@@ -406,7 +406,7 @@ def _is_label(text: str, labels: Tokenizer) -> bool:
 
 
 def stacked(vectors: Sequence[Any], size: int) -> Float[np.ndarray, "n d"]:
-    """Return vectors as one array, f32; of none of them, one of no rows."""
+    """Return vectors as one f32 array, which has no rows if there are none."""
     return np.stack(vectors) if len(vectors) else np.zeros((0, size), np.float32)
 
 
@@ -415,7 +415,7 @@ def load(workdir: str | os.PathLike[str], overrides: "Config | None" = None, mes
 
     With decode.ensemble, the runs named there form an ensemble with this one, each with the weights that its own config
     names. All compute in decode.dtype. The devices of the mesh share the rows of a batch: those that `overrides` lays
-    out, or all there are. The run may have been trained on any number of devices.
+    out, or all devices. The run may have been trained on any number of devices.
 
     Raises UserError for an ensemble run of another task or vocabulary.
     """

@@ -19,7 +19,7 @@ def by_utility(
 ) -> list[list[Output]]:
     """Return the candidates for every piece with their utility, best first; of equal samples of mbr, the first.
 
-    `texts` are what the candidates write. A command scores those of all pieces in one go.
+    `texts` are those of the candidates. A command scores those of all pieces in one call.
     """
     if config.decode.rerank:
         both = [Segment(piece.text, text) for piece, each in zip(pieces, texts, strict=True) for text in each]

@@ -1,4 +1,4 @@
-"""Restore a trained run from its directory, to answer with it; write a run of parameters of your own."""
+"""Restore a trained run from its directory for inference; write a run from your own parameters."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ class Trained:
     model: Model  # a Linen module
     params: PyTree  # its parameters
     steps: tuple[int, ...] = ()  # of the checkpoints that the parameters are from
-    digest: str = ""  # of these checkpoints, which adapters name their base by
+    digest: str = ""  # of these checkpoints, by which adapters identify their base
 
 
 def saved_config(workdir: str | os.PathLike[str], **decode: object) -> Config:
@@ -54,7 +54,7 @@ def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, me
     """Read a trained run with the weights that `evaluate.weights` names, to compute in decode.dtype.
 
     `overrides` replaces the saved config. Without a mesh, that of `overrides` is made, or one of all devices.
-    Raises UserError where there is no run, and where the mesh cannot share its heads.
+    Raises UserError if there is no run, and if the mesh cannot share its heads.
     """
     path = run_path(workdir)
     config = overrides or load_config(path / "config.json")
@@ -81,7 +81,7 @@ def save_run(
     tokenizers: Tokenizer | tuple[Tokenizer, Tokenizer],
     workdir: str | os.PathLike[str],
 ) -> None:
-    """Write a run of parameters of your own, to answer with, export, or start another run from.
+    """Write a run from your own parameters, for inference, export, or to start another run from.
 
     Args:
         config: as `jformer.train` takes it; its numbers of tokens and classes are those of the tokenizers.

@@ -1,6 +1,6 @@
 """Beam searches as trees: what every step kept, ended and dropped, read from a recorded search.
 
-Letters in shapes: t steps, n beams, k continuations of a beam that are weighed; of one sentence, so without b.
+Letters in shapes: t steps, n beams, k continuations of a beam that are considered; of one sentence, so without b.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Answers as they grow: searches advanced a few tokens at a time, and the stable prefix after each advance.
+"""Streamed answers: searches advanced a few tokens at a time, and the stable prefix after each advance.
 
 No HTTP here, and no threads. The steps are those of the whole search, so the answers are the same.
 """
@@ -25,7 +25,7 @@ from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 
 STEPS = 2  # tokens between updates of a stream: each update costs a fraction of a step of a small model
-BROKEN = "\N{REPLACEMENT CHARACTER}"  # the bytes of a character so far
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # an incomplete character, decoded
 
 
 class StreamUpdate(NamedTuple):
@@ -85,7 +85,7 @@ class Streamer:
 
 
 class Streaming:
-    """Requests that are being answered together."""
+    """Requests answered together."""
 
     def __init__(self, streamer: Streamer, groups: Sequence[Sequence[Piece]]) -> None:
         """Start; the pieces of all requests are the rows of one batch."""

@@ -36,7 +36,7 @@ from jformer.parallel.devices import arithmetic, products_line
 from jformer.parallel.mesh import make_mesh
 
 SENTENCES, BEAMS = 16, 4
-FEW, PADDING = 3, 8  # inputs of a smaller batch, and positions that it has more
+FEW, PADDING = 3, 8  # inputs of a smaller batch, and its additional positions
 READ = {*Batch.__annotations__} - {"target_out", "weights", "row"}  # arrays that a model reads
 TOLERANCE = {"float32": 2e-4, "bfloat16": 0.2}  # of a log-probability or a logit, by the arithmetic of products
 
@@ -114,7 +114,7 @@ class Subject:
         return np.asarray(jax.jit(self.model.apply)({"params": self.params}, batch), np.float32)
 
     def predicted(self, batch: dict[str, np.ndarray]) -> Bool[np.ndarray, "b t"]:
-        """Return the positions that are no padding, of the logits of a batch."""
+        """Return the positions that are not padding, of the logits of a batch."""
         if self.model.config.pooled:
             texts = TEXTS if self.model.config.head.vectors else 1  # of a row, the first of which is there
             return np.arange(texts) < np.ones((len(self.pieces), 1))
@@ -151,7 +151,7 @@ class Subject:
 def verify(config: Config, workdir: Path, further: Sequence[Check] = ()) -> bool:
     """Print a table of the checks that apply to a run and of further ones, and return whether all passed.
 
-    Products of float32 have the highest precision, so that the checks see mistakes and not the rounding of a platform.
+    Products of float32 have the highest precision, so that the checks find errors rather than a platform's rounding.
     """
     options = DecodeConfig(
         length_penalty=config.decode.length_penalty,

@@ -1,6 +1,6 @@
 """Pure Flax Linen modules. Nothing in this room imports data, optax, orbax or ml_collections.
 
-The protocol every model keeps: `hidden(batch, train)` → [b t d], `logits(hidden)` → [b t v] (of a CRF [b t v+1 v+1]),
+The protocol of every model: `hidden(batch, train)` → [b t d], `logits(hidden)` → [b t v] (of a CRF [b t v+1 v+1]),
 `__call__` is their composition. Models that generate also have `encode(batch)` → memory, `start(memory, batch_size,
 length)` → cache and `extend(cache, tokens, valid)` → (hidden, cache). The modules are imported on first use, so that
 reading a config needs no jax.
@@ -68,7 +68,7 @@ def init_params(model: Model, key: "jaxtyping.Array") -> "jaxtyping.PyTree":
 
 @functools.cache
 def _draw() -> "Callable[[Model, jaxtyping.Array], jaxtyping.PyTree]":
-    """Return (model, key) → parameters as one program, traced once for equal models, however often they are asked for.
+    """Return (model, key) → parameters as one program, traced only once for equal models.
 
     Tracing takes a fifth of a second; a run asks for shapes, for their shardings and for values.
     """

@@ -23,8 +23,8 @@ class Batch(TypedDict, total=False):
     target_in: Int[Array, "b t"]
     target_segments: Int[Array, "b t"]
     target_positions: Int[Array, "b t"]
-    target_prefix: Bool[Array, "b t"]  # where there is one: whether all of its text sees a token, as in a prefix LM
-    target_out: Int[Array, "b t"]  # what is to be predicted, and its weights in the loss
+    target_prefix: Bool[Array, "b t"]  # optional: whether the whole text sees a token, as in a prefix LM
+    target_out: Int[Array, "b t"]  # the tokens to predict, and their weights in the loss
     weights: Float[Array, "b t"]
     image: UInt8[Array, "b h w c"]
     row: Int[Array, " b"]  # the row's number in the whole update; training only

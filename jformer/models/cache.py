@@ -56,7 +56,7 @@ class BeamState(TypedDict):
     """State that follows a beam when beams are reordered."""
 
     visible: Bool[Array, "b e"]  # the entries of its history
-    prefix: NotRequired[Int[Array, " b"]]  # how many tokens all of its text sees; set before they come
+    prefix: NotRequired[Int[Array, " b"]]  # tokens that the whole text sees; set before they arrive
     coverage: NotRequired[Float[Array, "b s"]]  # the attention that each source position received so far, if needed
 
 

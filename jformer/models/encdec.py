@@ -44,7 +44,7 @@ class SequenceToSequence(Network):
 
     @property
     def target_table(self) -> Embedding:
-        """The table that target tokens are read from, and tied logits made with."""
+        """The table of target tokens, also that of tied logits."""
         return self.source_embedding if self.reads_source_table else self.target_embedding
 
     def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t v"]:
@@ -128,7 +128,7 @@ class EncoderDecoder(SequenceToSequence):
 
     @staticmethod
     def cross_weights(intermediates: PyTree) -> Float[Array, "b t s"]:
-        """Return what each target position attends to in the last layer, the mean of its heads.
+        """Return how much each target position attends to each source position: the mean of the last layer's heads.
 
         Takes the intermediates of `hidden`, in which attention sows its weights: see `layers.attention`.
         """

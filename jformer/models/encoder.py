@@ -41,7 +41,7 @@ class SourceModel(Network):
         return self.logits(self.hidden(batch, train))
 
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
-        """Return what the head reads: every position, or one pooled vector (t = 1)."""
+        """Return the input of the head: every position, or one pooled vector (t = 1)."""
         dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
         hidden, pools = self.states(batch, dropout_key), self.config.head.num_classes
         return self.pooler(hidden, batch["source_segments"] > 0, dropout_key) if pools else hidden

@@ -1,7 +1,7 @@
 """FLOPs of matrix products, by part: of one text, of a batch without its padding, and of a batch as it is computed.
 
-A forward pass costs a polynomial in the lengths of a text: what is linear in them, and attention over all pairs of
-its positions. So a few sums over the texts of a batch tell its FLOPs exactly, however its rows are padded or packed.
+The cost of a forward pass is a polynomial in the lengths of a text: linear terms, and attention over all pairs of its
+positions. So a few sums over the texts of a batch give its FLOPs exactly, however its rows are padded or packed.
 """
 
 import math
@@ -59,7 +59,7 @@ class Work(NamedTuple):
 
 
 def work_of(source: np.ndarray, target: np.ndarray) -> Work:
-    """Return the work of texts with these lengths i64 [n] on the two sides; one without any token is none."""
+    """Return the work of texts with these lengths i64 [n] on the two sides; empty texts do not count."""
     texts = np.count_nonzero(source + target)
     sums = (texts, source.sum(), target.sum(), source @ source, target @ target, source @ target)
     return Work(*(int(each) for each in sums))
@@ -71,7 +71,7 @@ def text_work(source: int, target: int) -> Work:
 
 
 def batch_work(batch: Mapping[str, np.ndarray]) -> tuple[Work, Work]:
-    """Return the work of the texts of a batch, and what is computed for its rows with all their padding."""
+    """Return the work of the texts of a batch, and that of its rows with all their padding."""
     rows = len(batch["weights"])
     if "image" in batch:  # one a row, and one text at most
         segments = batch.get("target_segments", np.zeros((rows, 0), np.int32))
@@ -95,7 +95,7 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
     A family reads its own side of the work, and models of images the number of images. Attention is counted over all
     pairs of positions of a text, as it is computed, not only over those that a mask leaves.
 
-    Raises UserError for an option that the count does not know.
+    Raises UserError for an option that the count does not support.
     """
     refuse_unknown("model", model, KNOWN, "the count of FLOPs (models/flops.py)")
     if model.recurrent.cell:
@@ -132,7 +132,7 @@ class Frozen(NamedTuple):
     """The gradients of one part that are not computed."""
 
     kernels: float  # the share of the numbers of its kernels that are not trained
-    inputs: bool  # nothing before it is trained either, so no gradient of what it reads
+    inputs: bool  # nothing before it is trained either, so its inputs need no gradient
 
 
 def frozen_parts(model: ModelConfig, sizes: Mapping[str, int], frozen: Collection[str]) -> dict[str, Frozen]:
@@ -168,9 +168,9 @@ def frozen_parts(model: ModelConfig, sizes: Mapping[str, int], frozen: Collectio
 
 
 def update_flops(model: ModelConfig, work: Work, frozen: Mapping[str, Frozen] | None = None) -> int:
-    """Return the FLOPs of a forward and a backward pass; `frozen` is of `frozen_parts`, None = all is trained.
+    """Return the FLOPs of a forward and a backward pass; `frozen` is from `frozen_parts`; None = all is trained.
 
-    A product has two gradients, each as much work; what remat repeats is not counted.
+    A product has two gradients of the same cost; recomputation by remat is not counted.
     """
     frozen = frozen or {}
     forward = forward_flops(model, work)
@@ -202,7 +202,7 @@ def _patches(model: ModelConfig, images: int) -> dict[str, int]:
 def _block(model: ModelConfig, tokens: int, pairs: int) -> int:
     """Count self-attention and feed-forward of one layer."""
     matrices = 3 if model.activation in GATES else 2
-    # Twice as many distances as positions; that these are projected once a batch is in no text's account.
+    # Twice as many distances as positions; their projection, once a batch, is not counted for any text.
     distances = 2 * 2 * pairs * model.num_heads * model.key_size if model.positions == "transformer_xl" else 0
     feed_forward = 2 * tokens * matrices * model.d_model * model.d_ff
     return _attention(model, tokens, tokens, pairs) + distances + feed_forward
@@ -215,7 +215,7 @@ def _attention(model: ModelConfig, queries: int, keys: int, pairs: int) -> int:
 
 
 def _recurrent(model: ModelConfig, work: Work) -> dict[str, int]:
-    """Count recurrent stacks, what attends at every step of a decoder, what comes out of it, and the head."""
+    """Count recurrent stacks, the attention and readout of every step of a decoder, and the head."""
     r, d, gates = model.recurrent, model.d_model, GATES_OF_CELL[model.recurrent.cell] * model.d_model
     side = d * (2 if r.bidirectional else 1)  # features of the encoder's output
 

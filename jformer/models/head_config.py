@@ -1,4 +1,4 @@
-"""The options of what leaves a model: logits over a vocabulary, or over classes."""
+"""The options of a model's head: logits over a vocabulary, or over classes."""
 
 import dataclasses
 
@@ -11,18 +11,18 @@ CHOICES = {"pooling": ("first", "last", "final", "mean", "none"), "pooler_activa
 class HeadConfig:
     """The head on top of the stacks; all options but the bias are for encoders and vision models."""
 
-    num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels fills it in
-    vectors: bool = False  # no head: what is pooled is the answer, a vector of a text. Task embed fills it in
-    # What a classifier reads, or a vector is: first (the class token) | last | mean (of all positions) | none: classes
-    # of each position
-    # final: what a recurrent stack ends with, of two directions what each of them ends with, side by side
+    num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels sets it
+    vectors: bool = False  # no head: the pooled vector of a text is the answer. Task embed sets it
+    # Input of a classifier, or vector of a text: first (the class token) | last | mean (of all positions) | none:
+    # classes of each position
+    # final: the final state of a recurrent stack, or of each of its two directions, side by side
     pooling: str = "first"
-    pooler: bool = False  # a projection and tanh over what was pooled (Devlin et al. 2019)
+    pooler: bool = False  # a projection and tanh of the pooled vector (Devlin et al. 2019)
     pooler_activation: str = "tanh"  # tanh | relu (DistilBERT)
     bias: bool = False  # added to the logits over a vocabulary (Marian; Bart); a transform always has it
     transform: bool = False  # projection, activation and norm before the vocabulary's, with a bias (Devlin et al. 2019)
     crf: bool = False  # tag: a sentence's tags are one chain, each scored after the one before (Lafferty et al. 2001)
-    num_segments: int = 0  # rows of the table that tells first and second text apart; 0 = no table (Devlin et al. 2019)
+    num_segments: int = 0  # rows of the table of segments, first or second text; 0 = no table (Devlin et al. 2019)
 
     def check(self, family: str) -> None:
         """Raise UserError for the first option that no head can be built from, or that none would read."""

@@ -1,14 +1,14 @@
-"""Activations of any model of this room by name: read, or replaced by a function of them. No model knows of it.
+"""Read activations of any model by name, or replace them by a function of them. Models need no code for it.
 
 A name is the path of the module that computes an activation, as in the names of parameters, and what it is:
 
     PATH/output   what a module returns: `decoder/block/output` after each layer, `decoder/block/self_attn/output` …
-    PATH/heads    [b t h u] of an attention: what each head adds up, before the output projection
+    PATH/heads    [b t h u] of an attention: the output of each head, before the output projection
     PATH/units    [b t f] of a feed-forward: after the nonlinearity, before the last projection
-    PATH/weights  [b h t s] of an attention, with PATH/mask: only read, as some kernels never make them
+    PATH/weights  [b h t s] of an attention, with PATH/mask: read-only, as some kernels never make them
     logits        [b t v]
 
-What a stack repeats has a leading axis of layers, as its parameters have. `*` in a name stands for any part of it.
+Activations inside a stack have a leading axis of layers, like its parameters. `*` in a name stands for any part of it.
 
 Letters: b rows, t query positions, s key positions, h heads, u size of a value, f features, d d_model, v vocabulary.
 """
@@ -32,9 +32,9 @@ from jformer.models.model_config import ModelConfig
 from jformer.models.parts import STACKED
 
 Intervention = Callable[[Array, Array | int], Array]
-"""(an activation, the number of its layer from 0) → what takes its place. Outside of stacks the layer is 0."""
+"""(an activation, the number of its layer from 0) → its replacement. Outside of stacks the layer is 0."""
 
-METHODS = ("__call__", "extend", "attend_cached")  # that return an activation, alone or first
+METHODS = ("__call__", "extend", "attend_cached")  # methods that return an activation, alone or first
 CACHED = ("extend", "memory_kv")  # in which a stack runs its blocks one by one, each as a model of its own
 READ = {"o": "heads", "down": "units"}  # projection → the name of what it reads
 
@@ -48,7 +48,7 @@ class Intervened:
 
     @property
     def config(self) -> ModelConfig:
-        """How it is built."""
+        """The config of the model."""
         return self.base.config
 
     def init(self, rngs: Array, *args: PyTree) -> PyTree:
@@ -56,12 +56,12 @@ class Intervened:
         return self.base.init(rngs, *args)
 
     def apply(self, variables: PyTree, *args: PyTree, **options: object) -> PyTree:
-        """Return what a method of the base gives, with the interventions."""
+        """Apply a method of the base, with the interventions."""
         with nn.intercept_methods(_Visitor(self._replaced)):
             return self.base.apply(variables, *args, **options)
 
     def cross_weights(self, intermediates: PyTree) -> Array:
-        """Return what the base reads from its intermediates."""
+        """Return the attention weights that the base reads from its intermediates."""
         return cast(Any, self.base).cross_weights(intermediates)
 
     def _replaced(self, name: str, value: Array, layer: Array | int, module: nn.Module) -> Array:
@@ -75,9 +75,9 @@ class Intervened:
 
 
 def intervene(model: Model, interventions: Mapping[str, Intervention]) -> Intervened:
-    """Return a model whose activations of these names are replaced; its programs can be jitted, as the model's own.
+    """Return a model with the named activations replaced; it can be jitted, as the original can.
 
-    Raises UserError for a name that no activation has.
+    Raises UserError for a name that matches no activation.
     """
     known = _replaceable(model)
     for pattern in interventions:
@@ -93,7 +93,7 @@ def at_layer(number: int, intervention: Intervention) -> Intervention:
 def activations(model: Model, params: PyTree, batch: Batch, names: Sequence[str] = ("*",)) -> dict[str, Array]:
     """Return name → activation of one forward pass without dropout; jit it with `names` closed over.
 
-    Raises UserError for a name that no activation has.
+    Raises UserError for a name that matches no activation.
     """
     seen: dict[str, Array] = {}
     with nn.intercept_methods(_Visitor(_recorded)):
@@ -141,7 +141,7 @@ class _Visitor:
         return (value, *others) if isinstance(y, tuple) else value
 
     def _read(self, path: tuple[str, ...], x: Array, parent: Any) -> Array:
-        """Visit what a projection reads: that of attention head by head."""
+        """Visit the input of a projection, for attention head by head."""
         name = READ[path[-1]]
         shape = (*x.shape[:-1], parent.config.num_heads, -1) if name == "heads" else x.shape
         return self.visit("/".join((*path[:-1], name)), x.reshape(shape), self.layer, parent).reshape(x.shape)

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA: Hu et al. 2022) of the kernels of any model of this room.
 
 A kernel [d f] that is adapted has two factors beside it, a [d r] and b [r f]: its module adds alpha/r · b(a(x)).
-Neither models nor layers know of them.
+Models and layers need no code for them.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Adapted:
 
     @property
     def config(self) -> ModelConfig:
-        """How it is built."""
+        """The config of the model."""
         return self.base.config
 
     def init(self, rngs: Array, *args: PyTree) -> PyTree:
@@ -53,7 +53,7 @@ class Adapted:
     def apply(
         self, variables: PyTree, *args: PyTree, rngs: Mapping[str, Array] | None = None, **options: object
     ) -> PyTree:
-        """Return what a method of the base gives, its adapted projections with what their factors add."""
+        """Apply a method of the base, with the products of the factors added to its adapted projections."""
         lora, key = self.config.lora, None
         if rngs and lora.dropout:
             key = make_dropout_key(jax.random.fold_in(rngs["dropout"], 1), args[0]["row"])

@@ -21,7 +21,7 @@ class LoraConfig:
 
     rank: int = 0  # r: columns of the first factor and rows of the second (section 4.1); 0 = no adapters
     alpha: float = 16.0  # alpha / rank scales the product of the factors (section 4.1)
-    dropout: float = 0.0  # on what the first factor reads
+    dropout: float = 0.0  # on the input of the first factor
     # A regular expression over names of kernels: those that are adapted; the paper's best for a given size (Table 5)
     kernels: str = "/(q|v)/kernel$"
     # Regular expressions over names of parameters that are trained whole, such as ^classifier/ for a new head
@@ -31,7 +31,7 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """What the product of the factors is multiplied by."""
+        """The scale of the product of the factors."""
         return self.alpha / self.rank
 
     def trains(self, name: str) -> bool:

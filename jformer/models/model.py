@@ -17,10 +17,10 @@ class Model(Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """How it is built."""
+        """The config of the model."""
 
     def init(self, rngs: "jaxtyping.Array", *args: "jaxtyping.PyTree") -> "jaxtyping.PyTree":
         """Return variables for inputs like these, drawn from a key."""
 
     def apply(self, variables: "jaxtyping.PyTree", *args: "jaxtyping.PyTree", **options: object) -> "jaxtyping.PyTree":
-        """Return what a method, `__call__` unless another is named, gives with these variables."""
+        """Apply a method, `__call__` unless another is named, with these variables."""

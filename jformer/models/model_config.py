@@ -1,4 +1,4 @@
-"""The one ModelConfig whose rows are the families. Plain dataclasses: importing this room's options needs no jax."""
+"""One ModelConfig for all model families. Plain dataclasses: importing this room's options needs no jax."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ class ExecutionConfig:
     """How the blocks run; what they compute stays the same."""
 
     unroll: int = 0  # blocks per step of the loop over them; 0 = all on CPU, and on GPU without remat up to 24; else 1
-    remat: str = "none"  # computed again for gradients (Chen et al. 2016): none | dots (all but projections) | full
+    remat: str = "none"  # recomputed for gradients (Chen et al. 2016): none | dots (all but projections) | full
     # auto: a fused one where its limits hold, else our own | own | cudnn, splash: that one, or no training
     attention_kernel: str = "auto"
     # of batches: auto: as data.batching makes them, several in code of your own | one_text, from the first position, so
@@ -58,12 +58,12 @@ class ExecutionConfig:
 class ModelConfig:
     """Shapes and choices of a Transformer; the defaults are the base model of Vaswani et al. 2017, Table 3."""
 
-    family: str = "encdec"  # encdec | encoder | decoder | vit: which stacks there are, and what enters them
+    family: str = "encdec"  # encdec | encoder | decoder | vit: which stacks there are, and their inputs
     vocab_size: int = 0  # rows of the (source) embedding; 0 = the tokenizer's; more pads it, for even shards
     target_vocab_size: int = 0  # encdec: the same for the target side; with a shared embedding both are one
     num_layers: int = 6  # N (section 3.1); of the encoder where there are two stacks
     num_decoder_layers: int = 0  # encdec: N of the decoder (section 3.1); 0 = num_layers
-    shared_layers: bool = False  # the layers of a stack are one, used N times (Universal: Dehghani et al. 2019; ALBERT)
+    shared_layers: bool = False  # one layer of a stack is used N times (Universal: Dehghani et al. 2019; ALBERT)
     d_model: int = 512  # features of a position, in and out of every sublayer (section 3.1); wider takes more of all
     d_ff: int = 2048  # features between the two projections of the feed-forward (section 3.3): the paper's 4 d_model
     num_heads: int = 8  # attentions side by side, each of d_model / num_heads features (section 3.2.2)
@@ -72,7 +72,7 @@ class ModelConfig:
     d_v: int = 0  # value size of one head (section 3.2.2); 0 = d_model / num_heads
     norm: str = "post"  # post | pre | sandwich | deepnorm | none: see transformer.Block
     norm_type: str = "layernorm"  # layernorm (Ba et al. 2016) | rmsnorm (Zhang and Sennrich 2019)
-    norm_epsilon: float = 1e-6  # added to the variance, by whose root a norm divides; published models differ in it
+    norm_epsilon: float = 1e-6  # added to the variance before its square root; published models differ in it
     residual: bool = True  # False, for ablations: sublayers replace their input, not add to it (He et al. 2016)
     attention: str = "multi_head"  # or package.module:Class (docs/parts.md), in place of models.Attention
     feed_forward: str = "projections"  # or package.module:Class, in place of models.FeedForward
@@ -83,17 +83,17 @@ class ModelConfig:
     activation: str = "relu"  # relu | gelu | gelu_tanh | silu, or gated: glu | reglu | geglu | geglu_tanh | swiglu
     bias: bool = True  # of projections and layer norms
     dropout: float = 0.1  # on every sublayer's output and on the embedded input (section 5.4)
-    attention_dropout: float = 0.0  # on attention weights; no fused kernel does that
+    attention_dropout: float = 0.0  # on attention weights; no fused kernel supports it
     activation_dropout: float = 0.0  # between the two projections of the feed-forward
-    embedding_dropout: bool = True  # False: `dropout` is not on the embedded input
-    output_dropout: bool = False  # at the rate of `dropout` also on what a stack gives (T5: Raffel et al. 2020)
+    embedding_dropout: bool = True  # False: no `dropout` on the embedded input
+    output_dropout: bool = False  # `dropout` also applies to the output of a stack (T5: Raffel et al. 2020)
     embedding_scale: str = "input"  # times sqrt(d_model): input (section 3.4) | over it: output (T5), positions | none
     embedding_norm: bool = False  # a norm over the embedded input (BERT: Devlin et al. 2019; BART: Lewis et al. 2020)
     shared_embedding: bool = True  # encdec: source and target read one table; needs one shared vocabulary (section 3.4)
     tied_output: bool = True  # the projection to logits is the (target) table, transposed (Press and Wolf 2017)
     init: str = "glorot"  # glorot | he | small | bert | gpt2 | t5 | vit: see initializers
     parametrization: str = "standard"  # standard | mup: the best rate stays as d_model grows (Yang et al. 2022)
-    # Of activations; parameters and sums of the loss are always float32. auto: what the devices are quicker in
+    # Of activations; parameters and sums of the loss are always float32. auto: the faster one on the devices
     dtype: str = "float32"
     # Of float32 products: default (TF32 on GPUs, one bfloat16 pass on TPUs) | high (TF32, three passes) | highest (all)
     precision: str = "default"
@@ -137,7 +137,7 @@ class ModelConfig:
 
     @property
     def query_scale(self) -> float:
-        """What q·k is multiplied by: 1/sqrt(k), and with mup 1/k, made equal at the base's size of a head."""
+        """The factor of q·k: 1/sqrt(k), and with mup 1/k, made equal at the base's size of a head."""
         if self.attention_scale != "sqrt":
             return 1.0
         heads = self.mup.base_heads or self.num_heads
@@ -151,19 +151,19 @@ class ModelConfig:
 
     @property
     def readout_size(self) -> int:
-        """r: features of what a recurrent decoder gives."""
+        """r: features of a recurrent decoder's output."""
         return self.recurrent.readout_size or self.d_model
 
     @property
     def output_size(self) -> int:
-        """Features of what a recurrent model projects to the vocabulary."""
+        """Features of the vector that a recurrent model projects to the vocabulary."""
         if self.family == "encdec":
             return self.d_model if self.recurrent.attention == "none" else self.readout_size
         return self.d_model * (2 if self.recurrent.bidirectional else 1)
 
     @property
     def merged(self) -> "ModelConfig":
-        """The model that computes the same without adapters, their products in its kernels."""
+        """The config of the same model with its adapters merged into the kernels."""
         return dataclasses.replace(self, lora=LoraConfig())
 
     @property
@@ -173,7 +173,7 @@ class ModelConfig:
 
     @property
     def needs_whole_rows(self) -> str:
-        """The option because of which devices cannot share the positions of a row, or ''."""
+        """The option that keeps devices from sharing the positions of a row, or ''."""
         parts = {key: getattr(self, key) for key in (*LAYERS, *OPEN)}
         options = {key: value for key, value in parts.items() if is_own(value) or value == "transformer_xl"} | {
             "recurrent.cell": self.recurrent.cell,
@@ -185,7 +185,7 @@ class ModelConfig:
 
     @property
     def reads_images(self) -> bool:
-        """Whether images enter the encoder, and no text does."""
+        """Whether the encoder reads images instead of text."""
         return self.family == "vit" or self.vision.source
 
     @property
@@ -194,7 +194,7 @@ class ModelConfig:
         return (self.vision.image_size // self.vision.patch_size) ** 2
 
     def with_vocabulary(self, source: int, target: int) -> "ModelConfig":
-        """Return the config with the sizes of the vocabularies filled in, or UserError where it sets too few rows."""
+        """Return the config with the sizes of the vocabularies filled in; raise UserError if it sets too few rows."""
         for key, needed in (("vocab_size", source), ("target_vocab_size", target)):
             if 0 < getattr(self, key) < needed:
                 raise UserError(
@@ -205,7 +205,7 @@ class ModelConfig:
         return dataclasses.replace(self, vocab_size=rows, target_vocab_size=target_rows)
 
     def with_classes(self, count: int, each: bool = False) -> "ModelConfig":
-        """Return the config of a classifier, of each position if asked for, which pools nothing.
+        """Return the config of a classifier of texts or, with `each`, of every position without pooling.
 
         Raises UserError where it was set to another number of classes.
         """
@@ -265,7 +265,7 @@ class ModelConfig:
         if self.positions in ("sinusoidal", "transformer_xl") and self.d_model % 2:
             raise UserError(f"model.d_model={self.d_model} must be even: {self.positions} positions pair its features")
         if self.positions == "rotary" and self.key_size % 2:
-            raise UserError(f"model.d_k={self.key_size} must be even: rotary positions turn pairs of features")
+            raise UserError(f"model.d_k={self.key_size} must be even: rotary positions rotate pairs of features")
         buckets = self.relative.num_buckets
         if self.positions == "relative" and (buckets < 4 or buckets % 4 or self.relative.max_distance <= buckets // 2):
             raise UserError(

@@ -11,7 +11,7 @@ STACKED = "block"  # the module whose parameters have a leading layer axis
 
 
 def count_params(params: PyTree) -> int:
-    """Return how many numbers there are."""
+    """Return the number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -34,12 +34,12 @@ def join(first: PyTree, second: PyTree) -> PyTree:
 
 
 def overlaid(tree: PyTree, own: PyTree) -> PyTree:
-    """Return a tree with the leaves of another in place of its own of their names, or beside them."""
+    """Return a tree with the leaves of another added, which replace its own of the same names."""
     return unflatten_dict({**flatten_dict(tree), **flatten_dict(own)}) if isinstance(tree, Mapping) else own
 
 
 def unshared(tree: PyTree, base: PyTree) -> PyTree:
-    """Return the part of a tree whose leaves are not the very arrays that another tree has under their names."""
+    """Return the part of a tree whose leaves are not the same arrays as those in another tree."""
     others = flatten_dict(base)
     return unflatten_dict({path: leaf for path, leaf in flatten_dict(tree).items() if others.get(path) is not leaf})
 
@@ -53,7 +53,7 @@ def parameter_rows(params: Mapping[str, PyTree]) -> Iterator[tuple[str, str, int
 
 
 def _parts(tree: PyTree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield (name, parameters) of what has no parts of its own; a block's sublayers count as such."""
+    """Yield (name, parameters) of every part without parts of its own; a block's sublayers count as such."""
     inner = isinstance(tree, Mapping) and any(isinstance(part, Mapping) for part in tree.values())
     if inner and STACKED not in path[:-1]:
         for name, part in tree.items():

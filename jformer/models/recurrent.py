@@ -23,13 +23,13 @@ from jformer.models.layers.recurrent_stack import AttentiveDecoder, RecurrentSta
 
 
 class RecurrentMemory(Memory, total=False):
-    """The encoded source, and what the decoder begins with."""
+    """The encoded source, and the decoder's initial state."""
 
     state: Float[Array, "m l n d"]
 
 
 class RecurrentCache(TypedDict):
-    """The state of b rows, and what their steps read of the source."""
+    """The state of b rows, and the source as their steps read it."""
 
     position: Int[Array, " b"]  # of each row's next token
     self: States
@@ -61,7 +61,7 @@ class RecurrentEncoderDecoder(SequenceToSequence):
         return hidden
 
     def encode(self, batch: Batch, train: bool = False) -> RecurrentMemory:
-        """Encode the source side of a batch: its outputs at every position, and what the decoder begins with."""
+        """Encode the source side of a batch: its outputs at every position, and the decoder's initial state."""
         c = self.config
         segments = batch["source_segments"]
         dropout_key = self.dropout_key(batch, train)
@@ -73,7 +73,7 @@ class RecurrentEncoderDecoder(SequenceToSequence):
         return {"hidden": hidden, "segments": segments, "state": self.bridged(last["layers"])}
 
     def bridged(self, last: Float[Array, "b l n d"]) -> Float[Array, "b l n d"]:
-        """Return the decoder's first state: the encoder's last, zeros, or tanh of a projection for every layer.
+        """Return the decoder's initial state: the encoder's last, zeros, or tanh of a projection for every layer.
 
         The projected vector is the last layer's output after the whole source; with two directions, of the backward
         one (Bahdanau et al. 2015, appendix A.2.2).
@@ -113,7 +113,7 @@ class RecurrentEncoderDecoder(SequenceToSequence):
 
     @staticmethod
     def cross_weights(intermediates: PyTree) -> Float[Array, "b t s"]:
-        """Return what each target position attends to, from the intermediates of `hidden`."""
+        """Return the attention weights of each target position, from the intermediates of `hidden`."""
         (weights,) = intermediates["cross_weights"]
         return weights
 

@@ -1,4 +1,4 @@
-"""The options of recurrent models, and what of a Transformer's options they do not read."""
+"""The options of recurrent models, and the Transformer options that they read."""
 
 import dataclasses
 from typing import Any
@@ -24,12 +24,12 @@ class RecurrentConfig:
     cell: str = ""  # rnn | lstm | gru; "" = Transformer blocks, and nothing else here is read
     bidirectional: bool = False  # the encoder reads from both ends (Schuster and Paliwal 1997)
     attention: str = "none"  # encdec: none | additive (Bahdanau) | dot | general | concat (Luong): see alignment
-    input_feeding: bool = False  # a step reads what came out of the one before it (Luong et al. 2015, section 3.3)
+    input_feeding: bool = False  # a step reads the output of the one before it (Luong et al. 2015, section 3.3)
     reverse_source: bool = False  # the encoder reads the source from its end (Sutskever et al. 2014, section 3.3)
-    bridge: str = "zeros"  # the decoder's first states: zeros | copy: the encoder's last | dense: tanh of a projection
+    bridge: str = "zeros"  # the decoder's initial state: zeros | copy: the encoder's last | dense: tanh of a projection
     embedding_size: int = 0  # features of an embedded token; 0 = d_model
-    readout_size: int = 0  # attention: features of what is projected to the vocabulary; 0 = d_model
-    update_bias: float = 0.0  # gru: where the bias of the update gate begins; 3 keeps gradients over 100 tokens
+    readout_size: int = 0  # attention: features of the readout, projected to the vocabulary; 0 = d_model
+    update_bias: float = 0.0  # gru: initial bias of the update gate; 3 keeps gradients over 100 tokens
 
     def check(self, model: Any) -> None:
         """Raise UserError for the first option that no recurrent model can be built from, or that none would read."""
@@ -43,7 +43,7 @@ class RecurrentConfig:
             return
         if self.update_bias and self.cell != "gru":
             raise UserError(
-                f"model.recurrent.update_bias={self.update_bias} is of cell='gru', not {self.cell!r}: use 0"
+                f"model.recurrent.update_bias={self.update_bias} is for cell='gru', not {self.cell!r}: use 0"
             )
         if model.family == "vit":
             raise UserError(f"model.recurrent.cell={self.cell!r} is for the families encdec, encoder and decoder")
@@ -51,7 +51,7 @@ class RecurrentConfig:
             raise UserError(f"model.recurrent.cell={self.cell!r} reads tokens, and the source is an image: use ''")
         refuse_unknown("model", model, READ, "a recurrent model")
         if model.head.transform:
-            raise UserError("model.head.transform=True is of BERT: a recurrent model has none")
+            raise UserError("model.head.transform=True is for BERT: a recurrent model has none")
         self._check_family(model)
         if model.tied_output and not model.head.num_classes and model.output_size != model.embedding_size:
             raise UserError(
@@ -64,8 +64,8 @@ class RecurrentConfig:
         shared = RecurrentConfig(self.cell, self.bidirectional, **own)
         if model.family != "encdec" and self != shared:
             raise UserError(
-                "model.recurrent: attention, input_feeding, reverse_source, bridge and readout_size are of "
-                f"family='encdec', not of {model.family!r}"
+                "model.recurrent: attention, input_feeding, reverse_source, bridge and readout_size are for "
+                f"family='encdec', not for {model.family!r}"
             )
         if model.family == "decoder" and self.bidirectional:
             raise UserError("model.recurrent.bidirectional=True: a language model reads from one end; use False")
@@ -74,7 +74,7 @@ class RecurrentConfig:
                 f"model.recurrent.input_feeding=True needs attention after the step, not {self.attention!r}"
             )
         if self.attention == "none" and self.readout_size:
-            raise UserError("model.recurrent.readout_size is of decoders with attention: use 0")
+            raise UserError("model.recurrent.readout_size is for decoders with attention: use 0")
         if self.attention == "dot" and self.bidirectional:
             raise UserError(
                 "model.recurrent.attention='dot' compares vectors of one size: use 'general', or bidirectional=False"

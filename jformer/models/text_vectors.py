@@ -1,6 +1,6 @@
 """One vector for each text of a row, pooled over the positions of any model of this room (`models.layers.heads`).
 
-Axes: b rows, s positions of the encoder, or of a model that is a decoder alone, n texts of a row, d d_model.
+Axes: b rows, s positions of the encoder, or of a decoder-only model, n texts of a row, d d_model.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jformer.models.layers.precision import at_precision
 from jformer.models.model import Model
 from jformer.models.model_config import ModelConfig
 
-# Of a row: those of a pair, which have the segments 1 and 2. Of a text alone the second is undefined, and XLA drops it.
+# Texts of a row: a pair, in segments 1 and 2. For a single text the second vector is undefined, and XLA drops it.
 TEXTS = 2
 
 
@@ -31,7 +31,7 @@ class TextVectors:
 
     @property
     def config(self) -> ModelConfig:
-        """How it is built."""
+        """The config of the model."""
         return self.base.config
 
     def init(self, rngs: Array, *args: PyTree) -> PyTree:
@@ -50,7 +50,7 @@ class TextVectors:
         mutable: bool | Sequence[str] = False,
         **options: object,
     ) -> PyTree:
-        """Return the vectors [b n d] of a batch, the first of `args`, or for logits these vectors.
+        """Return the vectors [b n d] of a batch, the first of `args`; logits are the vectors themselves.
 
         Args:
             variables: the parameters.
@@ -74,7 +74,7 @@ class TextVectors:
         return "hidden" if self.config.family == "decoder" else "encode"
 
     def _states(self, batch: PyTree, found: PyTree) -> tuple[Float[Array, "b s d"], Int[Array, "b s"]]:
-        """Return the states of every position, and the segments of texts, from what the base gives."""
+        """Return the states of every position, and the segments of texts, from the base's output."""
         if self.config.family == "decoder":
             return found, batch["target_segments"]
         return found["hidden"], found["segments"]

@@ -18,7 +18,7 @@ from jformer.models.layers.visibility import TokenPlaces
 
 
 class VisionTransformer(Network):
-    """One stack over the patches of an image, after a learned class token where that is what is pooled."""
+    """One stack over the patches of an image, after a learned class token if that is pooled."""
 
     def setup(self) -> None:
         """Make the projection of patches, the class token, the stack and the classifier."""

@@ -1,4 +1,4 @@
-"""The options of models that read images, and what of the other options those do not read."""
+"""The options of models that read images, and checks of the options that they do not read."""
 
 import dataclasses
 from typing import Any
@@ -13,14 +13,14 @@ class VisionConfig:
     image_size: int = 224  # pixels of either side
     patch_size: int = 16  # pixels of either side of a patch, one position (section 3.1); must divide image_size
     channels: int = 3  # values of a pixel: 3 of colours, 1 of grey
-    # What a pixel's values, from 0 to 1, are reduced by and divided by: one number for all channels, or one for each.
+    # Subtracted from a pixel's values, from 0 to 1: one number for all channels, or one for each.
     mean: tuple[float, ...] = (0.5,)
-    deviation: tuple[float, ...] = (0.5,)  # of pixels, which it divides then: one for all channels, or one each
-    source: bool = False  # encdec: its source is an image and no text; task='caption' sets it
+    deviation: tuple[float, ...] = (0.5,)  # which then divides them: one for all channels, or one each
+    source: bool = False  # encdec: its source is an image, not a text; task='caption' sets it
 
     @property
     def patch_names(self) -> tuple[str, ...]:
-        """What the patches are called, in their order: "1,1" for the first row and column, "1,2" and so on."""
+        """The names of the patches, in their order: "1,1" for the first row and column, "1,2" and so on."""
         side = range(1, self.image_size // self.patch_size + 1)
         return tuple(f"{row},{column}" for row in side for column in side)
 

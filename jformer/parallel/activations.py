@@ -102,25 +102,25 @@ def parts(*axes: str) -> int:
 
 
 def manual_parts(axis: str) -> int:
-    """Return the number of parts of a mesh axis that this program is split over by hand."""
+    """Return the number of parts of a mesh axis if it is manual in this program, otherwise 1."""
     mesh = jax.sharding.get_abstract_mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     return mesh.shape[axis] if kinds.get(axis) == AxisType.Manual else 1
 
 
 def own_positions(length: int) -> Int[Array, " p"]:
-    """Return the places in their rows of the positions that this device has, `length` of each row."""
+    """Return the indices in whole rows of the `length` positions of each row that this device has."""
     places = jnp.arange(length)
     return places + jax.lax.axis_index(SEQUENCE) * length if manual_parts(SEQUENCE) > 1 else places
 
 
 def whole_rows(x: Shaped[Array, "b p *a"]) -> Shaped[Array, "b t *a"]:
-    """Return all positions of rows that the devices of `sequence` share."""
+    """Gather whole rows, whose positions are split over `sequence`."""
     return jax.lax.all_gather(x, SEQUENCE, axis=1, tiled=True) if manual_parts(SEQUENCE) > 1 else x
 
 
 def own_heads(heads: int, groups: int) -> slice | Int[Array, " e"]:
-    """Return an index of the heads that `positions_to_heads` leaves to this device; those that fill up are others'."""
+    """Return an index of the heads that `positions_to_heads` gives this device; padding heads repeat the last group."""
     if manual_parts(SEQUENCE) == 1:
         return slice(None)
     places = np.arange(heads).reshape(parts(TENSOR), groups // parts(TENSOR), -1)
@@ -133,7 +133,7 @@ def positions_to_heads(x: Float[Array, "b p h k"], groups: int) -> Float[Array, 
     """Give each device of `sequence` whole rows of some heads, in place of some positions of all heads.
 
     This is the all-to-all of Jacobs et al. 2023 (DeepSpeed-Ulysses, section 3.1). Heads stay in `groups` that attend to
-    the same keys; groups of zeros fill up what the devices do not divide. Of heads that `tensor` splits, each device
+    the same keys; groups of zeros pad them to a multiple of the devices. If `tensor` splits the heads, each device
     exchanges its own.
     """
     count, (b, length, _, k) = manual_parts(SEQUENCE), x.shape

@@ -1,4 +1,4 @@
-"""What programs are compiled for: the devices that are here, unless a program is compiled to run elsewhere."""
+"""The target that programs are compiled for: the local devices, unless a program is to run elsewhere."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 
 class Target(NamedTuple):
-    """A kind of device, and what decides which kernels may run on it."""
+    """A kind of device, with the properties that decide which kernels may run on it."""
 
     platform: str  # cpu | gpu | tpu
     kind: str = ""  # what JAX calls it
@@ -32,7 +32,7 @@ def target_of(device: jax.Device) -> Target:
 
 
 def target() -> Target:
-    """Return what programs are currently traced for."""
+    """Return the target that programs are currently traced for."""
     return _CHOSEN.get() or target_of(jax.devices()[0])
 
 
@@ -43,7 +43,7 @@ def is_one_cpu(mesh: Mesh | None) -> bool:
 
 @contextlib.contextmanager
 def compiling_for(target: Target) -> Iterator[None]:
-    """Trace as for a target that need not be present."""
+    """In this context, trace programs for a target that need not be present."""
     token = _CHOSEN.set(target)
     try:
         yield

@@ -16,7 +16,7 @@ def map_chunks(
     arrays: Mapping[str, tuple[Array, int]],
     size: int,
 ) -> Float[Array, "b t ..."]:
-    """Apply a function to chunks of arrays, one after the other, and join what it returns along the second axis.
+    """Apply a function to chunks of arrays, one after the other, and join its results along the second axis.
 
     A chunk is recomputed in the backward pass, which therefore holds the intermediate arrays of one chunk only.
 

@@ -1,4 +1,4 @@
-"""What devices multiply in and how fast: the arithmetic of products, peak FLOPs a second, and the faster dtype."""
+"""Matrix products on devices: their arithmetic, peak FLOPs a second, and the faster dtype."""
 
 import functools
 import statistics
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Dense bfloat16 TFLOP/s of what JAX calls a device, by its device_kind; the longest beginning that fits counts. NVIDIA:
+# Dense bfloat16 TFLOP/s of what JAX calls a device, by its device_kind; the longest matching prefix counts. NVIDIA:
 # the data sheets of A100, L4, L40S, H100, H200 and DGX B200, halved where they give sparse figures. A V100 has no
 # bfloat16. TPU: cloud.google.com/tpu/docs/system-architecture-tpu-vm, where chips of v2, v3 and 7x are two devices.
 PEAKS = {
@@ -59,7 +59,7 @@ class QuickerDtype(NamedTuple):
 
 
 def arithmetic(dtype: str, platform: str, precision: str = "default") -> str:
-    """Return what products of arrays of a dtype are computed in: float32, tf32, bfloat16 x 3 or the dtype itself.
+    """Return the arithmetic of products of arrays of a dtype: float32, tf32, bfloat16 x 3 or the dtype itself.
 
     Args:
         dtype: of activations.

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 from jformer.errors import UserError
 
-# Those that programs split by hand come first: XLA aborts where an axis that it splits stands before one of them.
+# Axes that programs make manual come first: XLA aborts where an automatic axis precedes a manual one.
 DATA, SEQUENCE, FSDP, TENSOR = AXES = ("data", "sequence", "fsdp", "tensor")
 
 
@@ -20,9 +20,8 @@ def make_mesh(
 ) -> Mesh:
     """Arrange the devices on four axes, of which one may be -1 to take all remaining devices.
 
-    Neighbours on the mesh are neighbours on the network: of several slices (see `slices_of`) each takes its part of
-    `data`, or where that is too short of `fsdp`, then `sequence`, and of `tensor` last, as MaxText's and Levanter's
-    hybrid meshes do.
+    Neighbours on the mesh are neighbours on the network: several slices (see `slices_of`) split `data`, or where
+    that is too small `fsdp`, then `sequence`, and `tensor` last, as in the hybrid meshes of MaxText and Levanter.
 
     Args:
         data, fsdp, tensor, sequence: the sizes of the axes, see `MeshConfig`.
@@ -77,10 +76,10 @@ def slices_of(devices: Iterable[jax.Device]) -> list[int]:
 
 
 def _slice_attribute(device: jax.Device) -> str:
-    """Return the name of JAX's number of a device's slice.
+    """Return the name of the attribute in which JAX numbers a device's slice.
 
-    It numbers those of TPUs and GPUs, but gives the same number to all GPUs that a program is only compiled for: there
-    each machine has a process, while the run that compiles has one.
+    It is `slice_index`, but JAX gives the same one to all GPUs that a program is only compiled for. There each machine
+    has its own process index, while the compiling run has a single process.
     """
     return "process_index" if device.platform == "gpu" and jax.process_count() == 1 else "slice_index"
 

@@ -24,8 +24,8 @@ from jformer.parallel.mesh import DATA, FSDP, SEQUENCE, TENSOR
 EVERY_ROW = PartitionSpec((DATA, FSDP))
 
 # A regular expression over a parameter's path → the mesh axes that its last axes are split over; the axis of layers, in
-# front of them, is never split. The first row that matches counts; what none matches is small, as norms and recurrent
-# models are, or a user's own, and is whole on every device. A kernel [inputs outputs] is split over `tensor` as
+# front of them, is never split. The first row that matches counts. Parameters that match none are replicated: they are
+# small, as norms and recurrent models are, or user-defined. A kernel [inputs outputs] is split over `tensor` as
 # matmul.py multiplies by it, so that a block needs one sum over devices for attention and one for the feed-forward
 # (Shoeybi et al. 2019, section 3): q, k, v and up by their outputs, o and down by their inputs.
 PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -46,7 +46,7 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def round_up_rows(rows: int, mesh: Mesh) -> int:
-    """Return the least number of rows, at least `rows`, that the mesh splits evenly."""
+    """Round `rows` up to the next number that the mesh splits evenly."""
     return -(-rows // row_shards(mesh)) * row_shards(mesh)
 
 
@@ -63,7 +63,7 @@ def parameter_names(params: PyTree) -> PyTree:
 def parameter_specs(params: PyTree) -> PyTree:
     """Return the PartitionSpec of each parameter (or its shape), which its gradient and moments share.
 
-    A parameter of a name that the table does not know, as a user-defined layer may have, is whole on every device.
+    A parameter whose name matches no row of the table, as in a user-defined layer, is replicated.
     Raises ValueError for one that has fewer axes than its row there.
     """
 
@@ -183,8 +183,8 @@ def over_rows(function: Callable[..., PyTree], mesh: Mesh | None) -> Callable[..
 def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
     """Map function(parameters, batch, …) over the parts of a batch [a b t ·] on a mesh, and sum its results.
 
-    The axis `data` splits rows, `sequence` positions, which are filled up with zeros, as padding is, until it divides
-    them. All else is whole on both. Within a part, `fsdp` and `tensor` are left to the compiler. XLA cannot sum over an
+    The axis `data` splits rows, and `sequence` positions, padded with zeros to a multiple of it. Everything else is
+    replicated over both. Within a part, `fsdp` and `tensor` are left to the compiler. XLA cannot sum over an
     axis of one part if there are other axes.
     """
     axes, count = tuple(axis for axis in (DATA, SEQUENCE) if mesh.shape[axis] > 1), mesh.shape[SEQUENCE]
@@ -218,15 +218,15 @@ def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[...,
 
 
 def gather_over_data(x: jax.Array) -> jax.Array:
-    """Return the rows [b …] of all parts of the `data` axis, in the order of the update; alone, x itself.
+    """Return the rows [b …] of all parts of the `data` axis, in the order of the update; with one part, x itself.
 
-    A part that differentiates its own sum gets what the sums of all parts add to the gradient of its rows.
+    A part that differentiates its own sum receives the gradients of its rows from the sums of all parts.
     """
     return jax.lax.all_gather(x, DATA, tiled=True) if data_part() is not None else x
 
 
 def data_part() -> jax.Array | None:
-    """Return the number of this part of the `data` axis; None in a program that is not split over several by hand."""
+    """Return the number of this part of the `data` axis; None if the axis is not manual or has only one part."""
     return jax.lax.axis_index(DATA) if manual_parts(DATA) > 1 else None
 
 

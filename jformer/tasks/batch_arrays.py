@@ -127,7 +127,7 @@ def refuse_foreign_ids(arrays: Arrays, sizes: dict[str, int], where: str) -> Non
         if ids is not None and ids.size and (ids.min() < 0 or ids.max() >= size):
             bad = int(ids[(ids < 0) | (ids >= size)][0])
             raise UserError(
-                f"{where}: {name} holds the token id {bad}, the model's vocabulary the ids 0 to {size - 1}: "
+                f"{where}: {name} holds the token id {bad}, but the model's vocabulary has the ids 0 to {size - 1}: "
                 "delete data.cache_dir and restore the run's tokenizer"
             )
 

@@ -71,7 +71,7 @@ TASKS: Mapping[str, MakeTask] = {
 
 
 DROPOUT_TASKS = ("translate", "lm")  # tasks that support BPE-dropout
-ASSUMED_CLASSES = 2  # of a model that no run has
+ASSUMED_CLASSES = 2  # of a model without a trained run
 
 
 def build_task(config: Config) -> Task:
@@ -139,7 +139,7 @@ def _assumed_sizes(config: Config, task: Task) -> tuple[int, int, bool]:
 
 
 def with_rows(config: Config) -> ModelConfig:
-    """Return the model that knows what rows of the config's batches hold."""
+    """Return the model with execution.rows set to what rows of the config's batches hold."""
     execution = config.model.execution
     rows = "several" if config.data.batching == "packed" or config.task == "embed" else "one_text"
     rows = rows if execution.rows == "auto" else execution.rows
@@ -180,7 +180,7 @@ def choose_lengths(config: Config, target: Target) -> tuple[Config, list[str]]:
 
 
 def _takes_kernel(config: Config, target: Target, kernel: str, multiple: int) -> bool:
-    """Return whether lengths that divide by `multiple` fit a batch, and the longest are attended to by a kernel."""
+    """Return whether lengths that are multiples of `multiple` fit a batch, and the kernel supports the longest."""
     model, data, prefix = config.model, config.data, config.task == "prefix_lm"
     if model.family == "vit" or not is_own_attention(model):
         return False
@@ -213,5 +213,5 @@ def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
     if mesh.shape[SEQUENCE] > model.kv_heads // mesh.shape[TENSOR]:
         raise UserError(
             f"mesh.sequence={mesh.shape[SEQUENCE]} x mesh.tensor={mesh.shape[TENSOR]} is more than the "
-            f"{model.kv_heads} heads of keys that devices share: lower it"
+            f"{model.kv_heads} key/value heads that devices share: lower it"
         )

@@ -23,7 +23,7 @@ def caption(
 ) -> Task:
     """Return the task: label-smoothed cross-entropy of the caption, given the image.
 
-    It is scored as a translation is, and by CIDEr-D; an exact match is one of any reference.
+    It is scored as a translation is, and by CIDEr-D; any reference may be matched exactly.
 
     Args:
         data: the images and captions, the tokenizer of captions and their maximum length.

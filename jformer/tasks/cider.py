@@ -49,7 +49,7 @@ def cider_d(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list
 def ngrams(text: str) -> Counter[Ngram]:
     """Return how often each n-gram of 1 to 4 words is in a text; words are lowercase, without punctuation.
 
-    Letters of scripts without spaces, such as Han, are words each.
+    Each letter of a script without spaces, such as Han, is a word.
 
     >>> ngrams("A cat, a dog")[("a",)]
     2
@@ -59,7 +59,7 @@ def ngrams(text: str) -> Counter[Ngram]:
 
 
 def _clipped_cosine(output: Mapping[Ngram, float], reference: Mapping[Ngram, float], n: int) -> float:
-    """Return the cosine over n-grams of n words, an output's entries being at most the reference's (section 5)."""
+    """Return the cosine over n-grams of n words, an output's entries clipped to the reference's (section 5)."""
     ours, theirs = ({w: value for w, value in each.items() if len(w) == n} for each in (output, reference))
     norms = math.sqrt(sum(x**2 for x in ours.values())) * math.sqrt(sum(x**2 for x in theirs.values()))
     shared = sum(min(ours[w], theirs[w]) * theirs[w] for w in ours.keys() & theirs.keys())

@@ -119,7 +119,7 @@ def one_label(weights: np.ndarray | None = None) -> Labels:
 
 
 def several_labels(count: int) -> Labels:
-    """Return for each of `count` labels whether a row has it (1) or not (0) [b v]; all weigh 1."""
+    """Return for each of `count` labels whether a row has it (1) or not (0) [b v]; all have weight 1."""
 
     def arrays(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
         found = np.zeros((shape.rows, count), np.int32)
@@ -139,7 +139,7 @@ def one_number(rows: Rows, labels: Tokens, shape: Shape) -> Arrays:
 
 
 def balanced(labels: LabelTokenizer) -> np.ndarray:
-    """Return the weight [v] of each label's examples, so that all labels weigh alike: n / (v · examples of the label).
+    """Return the weight [v] of each label's examples that balances the labels: n / (v · examples of the label).
 
     Their mean over the training text is 1 (King and Zeng 2001, section 3.2, with every label equally frequent).
     """

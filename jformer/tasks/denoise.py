@@ -60,7 +60,7 @@ def corrupted_spans(density: float, mean_span: float, vocab_size: int, symbols: 
 
 
 def infilled(density: float, mean_span: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
-    """Return source and target of BART's denoising: the target is the text, some spans of which the source masks."""
+    """Return source and target of BART's denoising: the target is the text, the source masks some of its spans."""
     options: dict[str, Any] = {"density": density, "mean_span": mean_span, "vocab_size": vocab_size}
     return _denoise(functools.partial(infill, **options, symbols=symbols), lambda n: (n + 1, n + 1), symbols)
 

@@ -1,4 +1,4 @@
-"""Embedding: texts become vectors, near each other where the texts belong together; learned from pairs of such texts.
+"""Embedding: map texts to vectors that are close where the texts belong together, learned from pairs of such texts.
 
 Letters in shapes: b rows of a batch, d d_model.
 """
@@ -36,7 +36,7 @@ def embed(
     symmetric: bool = False,
     **_: object,
 ) -> Task:
-    """Return the task: of all second texts of a batch, find the one that belongs to a first text, by their cosines.
+    """Return the task: find the second text of every first text among those of the batch, by cosine similarity.
 
     The loss is that of van den Oord et al. 2018, whose negatives are the other pairs of the batch (Henderson et al.
     2017, section 4.2); with accumulation, those of the same microbatch.
@@ -46,14 +46,14 @@ def embed(
         label_smoothing: the share of the probability that is spread over all second texts of a batch.
         family: of the model. A decoder reads BOS first, an encoder begins with it as its class token.
         temperature: divides the cosines.
-        symmetric: first texts are found by second ones, too; both losses count half.
+        symmetric: also find the first text of every second one; each loss counts half.
 
     Raises:
         UserError: for options that it does not support.
     """
     refuse("embed", data, overlong="split", batching="packed", tokenizer="image", source=("images", "captions"))
     if not data.vocab_shared:
-        raise UserError("data.vocab_shared=False: task='embed' reads both texts by one vocabulary: use True")
+        raise UserError("data.vocab_shared=False: task='embed' encodes both texts with one vocabulary: use True")
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
         lengths = data.max_source_length, data.max_target_length

@@ -1,4 +1,4 @@
-"""Turn the examples of a batch into arrays: what the features of several tasks need.
+"""Turn the examples of a batch into arrays; shared by the features of several tasks.
 
 A row holds one example, or several with segments 1, 2, …; 0 is padding, and a row may be empty. Every array is a pure
 function of the examples and of `seed`, which is (seed, step): computing only some rows gives the same values as
@@ -38,7 +38,7 @@ def without_noise(
 
 
 def side_by_side(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Rows]:
-    """Return the source and the target of each example of a batch in turn, and where they stand, two to a place."""
+    """Return the source and target of each example as consecutive sequences, and their placement as two segments."""
     sides = chosen(source, rows), chosen(target, rows)
     lengths = np.stack([side.lengths for side in sides], axis=1).ravel()  # [n·2]
     which = np.repeat(np.tile([0, 1], len(rows.examples)), lengths)
@@ -51,7 +51,7 @@ def side_by_side(source: Tokens, target: Tokens, rows: Rows) -> tuple[Tokens, Ro
 
 
 def chosen(tokens: Tokens, rows: Rows) -> Tokens:
-    """Return the sequences of the examples of a batch alone."""
+    """Return only the sequences of the examples of a batch."""
     begins = tokens.offsets[rows.examples]
     lengths = tokens.offsets[rows.examples + 1] - begins
     values = tokens.values[np.repeat(begins, lengths) + ranges(lengths)]
@@ -69,7 +69,7 @@ def fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
     columns = before - before[first]
     if (columns + lengths > length).any():
         raise ValueError(f"examples of {(columns + lengths).max()} tokens share a row of {length}")
-    within = ranges(lengths)  # from here on token by token
+    within = ranges(lengths)  # from here on per token
     places = np.repeat(rows.rows * length + columns, lengths) + within
     out = {name: np.zeros((shape.rows, length), np.int32) for name in ("tokens", "segments", "positions")}
     out["tokens"].flat[places] = alone.values
@@ -96,7 +96,7 @@ def typed_source(tokens: Tokens, rows: Rows, shape: Shape, eos: int) -> Arrays:
 
 
 def target_arrays(tokens: Tokens, rows: Rows, shape: Shape, bos: int) -> Arrays:
-    """Return the arrays of the target side, of which every token weighs 1."""
+    """Return the arrays of the target side; every token has weight 1."""
     filled = fill_rows(tokens, rows, shape, shape.target_length)
     return {
         "target_in": _shift_right(filled["tokens"], filled["positions"], bos),

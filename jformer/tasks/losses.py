@@ -32,7 +32,7 @@ CHUNK = {  # logits that a device computes at a time
     "tpu": 2**28,  # as each chunk reads and writes the gradient of the whole table
 }
 LARGE_CHUNK = 2**26  # of other accelerators: large enough to keep them busy
-NOWHERE = -1e30  # the logit of what is no candidate; finite, as a microbatch may have no candidate at all
+NOWHERE = -1e30  # the logit of a non-candidate; finite, as a microbatch may have no candidate at all
 
 
 def cross_entropy(
@@ -80,8 +80,8 @@ def contrastive(
     the pairs of the batch as in Henderson et al. 2017, section 4.2). Smoothing spreads over all of them.
 
     Args:
-        vectors: of each pair, of any length; divided by it.
-        weights: 0 for a row without a pair, which is no candidate either, else 1.
+        vectors: of each pair; normalized to unit length.
+        weights: 0 for a row without a pair, which is not a candidate either, else 1.
         temperature: above 0.
         smoothing: as in `cross_entropy`.
     """
@@ -102,7 +102,7 @@ def contrastive(
 
 
 def normalized(vectors: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-    """Divide vectors by their Euclidean lengths; one of zeros stays so."""
+    """Normalize vectors to unit Euclidean length; a zero vector stays zero."""
     return vectors / jnp.sqrt((vectors**2).sum(axis=-1, keepdims=True).clip(1e-24))
 
 
@@ -180,7 +180,7 @@ def chunked_cross_entropy(
             return dparams, (values, dh)
 
         dparams, (values, dh) = _over_positions(differentiate, length, hidden, targets, weights)
-        by_weights = () if primals[3].perturbed else None  # known as the gradient is traced: no array
+        by_weights = () if primals[3].perturbed else None  # a Python value, known when the gradient is traced
         return _weighted_sums(values, weights), ((dh, dparams), arguments, by_weights)
 
     def backward(saved: Any, slopes: Sums) -> Any:
@@ -248,17 +248,17 @@ def _values_and_slope(
 
 
 class Reduced(NamedTuple):
-    """What the loss needs of the logits z [b t v] of each position, [b t]."""
+    """What the loss needs from the logits z [b t v], per position [b t]."""
 
     highest: Array
-    predicted: Array  # the first place of the highest: a tie is not counted as right; v where there is a NaN
+    predicted: Array  # the first index of the highest: a tie does not count as correct; v where there is a NaN
     partition: Array  # the sum of exp(z - highest)
     target_logit: Array
     total: Array
 
 
 def reduce_in_passes(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) -> Reduced:
-    """Reduce the logits as JAX can differentiate it and CPUs run it fast."""
+    """Reduce the logits in a form that JAX can differentiate and CPUs run fast."""
     v = z.shape[-1]
     highest = lax.stop_gradient(z.max(axis=-1))
     return Reduced(
@@ -273,7 +273,7 @@ def reduce_in_passes(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) 
 def reduce_in_one_pass(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) -> Reduced:
     """Reduce the logits while reading them once, where XLA reads them two to four times (Milakov and Gimelshein 2018).
 
-    Section 3 there has the sum of exp(z - highest): of two parts, that of the lower highest is scaled down.
+    Section 3 there combines sums of exp(z - highest): of two parts, the sum with the lower highest is scaled down.
     """
     v = z.shape[-1]
 

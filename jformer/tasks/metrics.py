@@ -62,15 +62,15 @@ TOKENIZATIONS = {  # language, by ISO 639-1 and 639-3 → sacreBLEU's tokenizati
     **dict.fromkeys(("ja", "jpn"), ("ja-mecab", "char")),
     **dict.fromkeys(("ko", "kor"), ("ko-mecab", "char")),
 }
-ASIAN = ("zh", "ja-mecab", "ko-mecab", "char")  # tokenizations with which TER takes Han and Kana apart
-NEAR_ZERO, FAR_FROM_ZERO = 1.0, 20.0  # BLEU and chrF that hardly fit together
+ASIAN = ("zh", "ja-mecab", "ko-mecab", "char")  # tokenizations with which TER splits Han and Kana
+NEAR_ZERO, FAR_FROM_ZERO = 1.0, 20.0  # BLEU and chrF that contradict each other
 NO_WORDS = (
-    "BLEU is near 0 and chrF is not: tok:{} finds few runs of four words in these texts; if they are written without "
+    "BLEU is near 0 and chrF is not: tok:{} finds few 4-grams in these texts; if they are written without "
     "spaces, set data.target_language, or evaluate.tokenize=zh, ja-mecab or char"
 )
 NO_4_GRAMS = "BLEU is 0.00 because no output has four words: read chrF or exact match instead"
 TOKENIZED = (
-    "{} outputs end in a space and a period: BLEU is of detokenized text; for text that is tokenized already set "
+    "{} outputs end in a space and a period: BLEU expects detokenized text; for tokenized text set "
     "evaluate.tokenize=none"
 )
 MANY = 100  # sacreBLEU's limit for the same warning
@@ -264,9 +264,9 @@ def normalized(answer: str) -> str:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Return the harmonic mean of precision and recall of the bag of an answer's words.
+    """Return F1, the harmonic mean of precision and recall, of the bag of an answer's words.
 
-    If either has no words, it is 1 if neither has any, else 0.
+    If either side has no words, F1 is 1 if neither has any, else 0.
     """
     found, right = normalized(answer).split(), normalized(reference).split()
     if not found or not right:

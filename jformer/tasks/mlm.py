@@ -45,9 +45,9 @@ def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
 
 def masked(density: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
-    """Return source [b s] with masks, and target_out [b s] that weighs where they fell.
+    """Return source [b s] with masks, and target_out [b s] with weights at the chosen tokens.
 
-    A given source has its masks, and its target the token of each of them, and PAD elsewhere.
+    A given source already has masks; its target has the token of each mask, and PAD elsewhere.
     """
     noise = functools.partial(mask_tokens, density=density, vocab_size=vocab_size, symbols=symbols)
 

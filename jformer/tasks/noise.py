@@ -24,9 +24,9 @@ SURPLUS = 32  # draws of span lengths beyond twice the covered tokens: too few w
 
 
 def noised(tokens: Tokens, rows: Rows, noise: Noise, seed: tuple[int, int]) -> tuple[Tokens, Tokens, Rows]:
-    """Return both results of the noise for the examples of a batch, and their places now that they are apart.
+    """Return both results of the noise for the examples of a batch, and rows that index these results.
 
-    An example's noise depends on (seed, step, number of the row, segment), so on nothing else in the batch.
+    An example's noise depends only on (seed, step, row number, segment), not on the rest of the batch.
     """
     first, second = noise(chosen(tokens, rows), make_keys(seed, rows.numbers, rows.segments))
     return first, second, rows._replace(examples=np.arange(len(rows.examples)))
@@ -41,7 +41,7 @@ def mask_tokens(
 
     Args:
         texts: with BOS and EOS, which are never chosen.
-        keys: of each text, what its noise is drawn from.
+        keys: the random key of each text.
         density: share of a text's other tokens that is chosen; at least one is.
         vocab_size: ids that random tokens are drawn from; without `symbols.noise`, the mask follows after them.
         symbols: BOS, EOS, and the mask of an imported vocabulary.
@@ -89,10 +89,10 @@ def corrupt_spans(
 
     Args:
         texts: without symbols.
-        keys: of each text, what its noise is drawn from.
+        keys: the random key of each text.
         density: share of the tokens that are noise.
         mean_span: tokens of a noise span, on average.
-        vocab_size: ids that are no sentinels; without `symbols.noise`, sentinels follow after them.
+        vocab_size: ids that are not sentinels; without `symbols.noise`, sentinels follow after them.
         symbols: EOS, and the sentinels of an imported vocabulary.
     """
     lengths = texts.lengths
@@ -138,12 +138,11 @@ def infill(
     Span lengths are Poisson, drawn until enough tokens are covered; the last span is cut to end there. Each span
     becomes one mask, at a random place, and a span of no tokens inserts one. There are no more masks than covered
     tokens (insertions beyond that are left out), so a source is never longer than its target, which is the text. Both
-    end with EOS. The paper's other noise, sentences in another order, is not included: our examples do not know where
-    sentences end.
+    end with EOS. The paper's sentence permutation is not included, as examples do not mark sentence boundaries.
 
     Args:
         texts: without symbols.
-        keys: of each text, what its noise is drawn from.
+        keys: the random key of each text.
         density: share of a text's tokens that spans cover; at least one is covered.
         mean_span: tokens of a span, on average.
         vocab_size: without `symbols.noise`, the id of the mask.

@@ -28,16 +28,16 @@ def prefix_lm(
     """
     refuse("prefix_lm", data, overlong="split", tokenizer="image", source=("images", "captions"))
     if not data.vocab_shared:
-        raise UserError("task='prefix_lm' reads both texts by one table: it needs data.vocab_shared=True")
+        raise UserError("task='prefix_lm' has one embedding table for both texts: it needs data.vocab_shared=True")
     task = translate(data, label_smoothing=label_smoothing, scores=scores, tokenize=tokenize, lowercase=lowercase)
     return task._replace(features=lambda source, target: prefixed(target.symbols))
 
 
 def prefixed(symbols: Symbols = OURS) -> Features:
-    """Return target [b t] that is each source with its target behind it, and target_prefix [b t]; only targets weigh.
+    """Return target [b t], each source followed by its target, and target_prefix [b t]; only targets have weight.
 
-    The prefix is what a decoder reads before the last token of a source. That one is read as the target's beginning:
-    a search continues from it, and nothing before it may see it.
+    The prefix ends before the last token of a source. That token counts as the beginning of the target: a search
+    continues from it, and no earlier position may attend to it.
     """
 
     def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:

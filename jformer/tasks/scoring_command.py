@@ -29,7 +29,7 @@ from jformer.tasks.sums import Sums
 from jformer.tasks.task import Score
 
 KEY = "evaluate.command"
-SHOWN = 200  # characters of what a command wrote, in an error
+SHOWN = 200  # characters of a command's output, in an error
 CREATE = "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL) WITHOUT ROWID"
 SELECT, INSERT = "SELECT score FROM scores WHERE key = ?", "INSERT OR REPLACE INTO scores VALUES (?, ?)"
 
@@ -39,7 +39,7 @@ class Segment(NamedTuple):
 
     source: str
     answer: str
-    references: Sequence[str] = ()  # none for the estimation of quality without any
+    references: Sequence[str] = ()  # empty for reference-free quality estimation
 
 
 def check_commands(config: Config) -> None:
@@ -68,7 +68,7 @@ def with_commands(config: Config, score: Score) -> Score:
 def segment_scores(config: Config, name: str, segments: Sequence[Segment]) -> list[float]:
     """Return the score of every segment by the command of that name; all processes get those of the main one.
 
-    What data.cache_dir has of earlier calls is not scored again, unless a file that the command names has changed.
+    Scores cached in data.cache_dir are reused, unless a file that the command names has changed.
 
     Raises UserError for a command from a saved config, one that fails or takes too long, and invalid scores.
     """
@@ -105,7 +105,7 @@ def _open_cache(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _run(command: str, lines: Sequence[str], seconds: float) -> list[float]:
-    """Return the number that a command writes for every line; `seconds` limits its time, 0 = not at all."""
+    """Return the number that a command writes for every line; `seconds` limits its time; 0 = no limit."""
     try:
         text = "".join(line + "\n" for line in lines).encode()
         done = subprocess.run(shlex.split(command), input=text, capture_output=True, timeout=seconds or None)

@@ -48,7 +48,7 @@ def sum_over_microbatches(function: Callable[[Batch], T], batch: Batch) -> T:
 
 
 def add_up(batches: Iterable[Sums]) -> Sums:
-    """Return the sums of several batches as one, in float64."""
+    """Add up the sums of several batches, in float64."""
     added: Sums = {}
     for sums in batches:
         for name, (total, count) in sums.items():

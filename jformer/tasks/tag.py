@@ -83,7 +83,7 @@ def refuse_scores_of_spans(names: Sequence[str], tags: Tokenizer) -> None:
 def tagged_texts() -> Features:
     """Return source [b s], source_types of one text, and the class of each word at its first token: target_out [b s].
 
-    The two sequences of an example are of one length; positions whose target is PAD have no weight.
+    The two sequences of an example have equal length; positions whose target is PAD have no weight.
     """
 
     def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:

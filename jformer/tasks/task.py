@@ -33,7 +33,7 @@ Score = Callable[[Sequence[str], Sequence[Pair], Sums], Scores]
 
 CLASSES = ("label", "labels", "number", "tags")  # answers of a classifier: one label, several, a number, one per word
 SPAN = "span"  # an answer that is some words of its context
-VECTOR = "vector"  # an answer that is no text
+VECTOR = "vector"  # an answer that is not a text
 MASKS = "masks"  # an answer that is the text itself, with tokens in place of its masks
 
 KEPT = 16  # losses in the cache
@@ -64,7 +64,7 @@ class Task(NamedTuple):
 
     @property
     def restores(self) -> bool:
-        """Whether what is learned are the parts of a text that noise hides."""
+        """Whether the task learns to restore the parts of a text that noise hides."""
         return self.answer in ("", MASKS)
 
 
@@ -160,8 +160,8 @@ def token_loss(label_smoothing: float) -> TaskLoss:
 def own_loss(name: str, task_loss: TaskLoss) -> TaskLoss:
     """Return the loss that optim.loss names, with the task's sums that it leaves out, such as `nll` and `correct`.
 
-    Its module is imported when it is first computed, which answers do not need. Raises UserError then if its sums lack
-    `loss`, which is differentiated.
+    Its module is imported when the loss is first computed, so inference does not need it. Raises UserError then if its
+    sums lack `loss`, which is differentiated.
     """
 
     def loss(hidden: Array, project: Project, batch: Batch) -> Sums:

@@ -1,1 +1,1 @@
-"""What is built on a trained run and is not needed to understand one. The core never imports from here."""
+"""Tools around runs: import, export, compare, forecast, serve, sweep. The core never imports from here."""

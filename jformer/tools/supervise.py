@@ -3,7 +3,7 @@
 python -m jformer.supervise [--processes=N] [--devices=D] [--per-gpu] [--logs=DIR] [--retries=R] [--grace=S] [--pause=S]
                             [--state=FILE] -- ARGUMENTS OF jformer.main
 
-Several processes get the address where they meet; with --distributed they are a part of a run on several machines, and
+Several processes get the coordinator's address; with --distributed they are part of a run on several machines, and
 JAX_PROCESS_ID in the environment is the number of the first of them. Exit codes 0 (done), 2 (a mistake; no restart
 fixes it) and any after a request to stop are final. After any other, such as 75 and 134 (a process was lost, or a
 checkpoint could not be read) and 76 (a process was stuck), the same command resumes from the last checkpoint, until it
@@ -114,7 +114,7 @@ class ProcessGroup:
         self.stopping = True
 
     def run(self) -> int:
-        """Run all processes to their end; return 0, 2 if one ended so, or else the code of the first to fail."""
+        """Run all processes to their end; return 0, 2 if any of them did, or else the code of the first to fail."""
         with contextlib.ExitStack() as files:
             paths: list[Path] = []
             if self._options.logs:
@@ -147,7 +147,7 @@ class ProcessGroup:
 
 
 def is_part(options: argparse.Namespace) -> bool:
-    """Return whether several processes here are a part of a run on several machines."""
+    """Return whether several processes here are part of a run on several machines."""
     return options.processes > 1 and "--distributed" in options.arguments
 
 

@@ -1,4 +1,4 @@
-"""When a run has trained long enough, and when the clock asks for a save. Several processes decide alike."""
+"""When a run ends, and when a save is due by the clock. Several processes decide alike."""
 
 import time
 
@@ -8,7 +8,7 @@ from jformer.training.state import Progress
 
 
 def has_ended(train: TrainConfig, progress: Progress) -> bool:
-    """Return whether all updates are done, or patience or the time is over."""
+    """Return whether all updates are done, or the patience or the time limit is exhausted."""
     timed_out = 0 < 60 * train.max_minutes <= progress.seconds
     return progress.step >= train.num_steps or 0 < train.patience <= progress.since_best or timed_out
 
@@ -32,14 +32,14 @@ class Clock:
         return 0 < self._limit <= self.seconds
 
     def ends_run(self) -> bool:
-        """Return whether one of the processes has, and from then on so have all; all of them call this."""
+        """Return whether any process has reached the limit, which then counts for all; all processes call this."""
         over = self._limit > 0 and processes.agree(self.is_over(), any)
         if over:
             self._began = min(self._began, time.monotonic() - self._limit)
         return over
 
     def is_save_due(self) -> bool:
-        """Return whether a process last saved train.checkpoint_minutes ago; all of them call this."""
+        """Return whether any process last saved train.checkpoint_minutes ago; all processes call this."""
         since = time.monotonic() - self._saved
         return self._between > 0 and processes.agree(since >= self._between, any)
 

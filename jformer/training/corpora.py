@@ -1,4 +1,4 @@
-"""The texts of a run, opened and tokenized: those the training texts and the validation text."""
+"""Open and tokenize the texts of a run: the training texts and the validation texts."""
 
 import dataclasses
 from collections import Counter
@@ -79,7 +79,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         refuse_several_beginnings([pair[1] for pair in towards])
         features = task.features(*towards[0])
         batches = make_batches([corpus for each in cuts for corpus in each], weights, data, seed, features)
-    numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # of a mixture, names may be the same
+    numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # names in a mixture may repeat
     names = [f"training text{number} {split.name}" for number, split in zip(numbers, training, strict=True)]
     texts, scored, valid_batches = dict(zip(names, corpora, strict=True)), dict[str, np.ndarray](), dict[str, Batches]()
     trained_on = {name: corpus.pairs for name, corpus in texts.items()}
@@ -134,12 +134,12 @@ def _open_tokenizers(
 
 
 def _encoders(task: Task, pair: tuple[Tokenizer, Tokenizer], data: DataConfig) -> Iterator[ExampleEncoder]:
-    """Yield the encoder of each segmentation, whose tokenizers are its own: what BPE-dropout draws depends on order."""
+    """Yield an encoder for each segmentation, with its own tokenizers: draws of BPE-dropout depend on the order."""
     return (task.encoder(*each) for each in segmentations(pair, data))
 
 
 def _open_training(parts: Sequence[SourceConfig], cache_dir: str, workdir: Path | None) -> Iterator[Split]:
-    """Yield the training splits, cleaned; with a workdir, examples of what is dropped are written there."""
+    """Yield the training splits, cleaned; with a workdir, examples of dropped pairs are written there."""
     for number, part in enumerate(parts, start=1):
         split = open_split(part, part.train)
         kept = cleaned(split, part.clean, cache_dir)
@@ -149,7 +149,7 @@ def _open_training(parts: Sequence[SourceConfig], cache_dir: str, workdir: Path 
 
 
 def segmentations(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> Iterator[tuple[Tokenizer, Tokenizer]]:
-    """Yield the tokenizers of the training text: the run's, or with BPE-dropout several that each cut all of it.
+    """Yield the tokenizers of the training text: the run's, or with BPE-dropout several, each for the whole text.
 
     Raises UserError for inherited tokenizers that are not BPE.
     """

@@ -1,4 +1,4 @@
-"""Look inside a model for one batch: how large gradients and activations are, layer by layer. It trains nothing.
+"""Norms of gradients and activations, layer by layer, of one batch; nothing is trained.
 
 Letters in shapes: b rows of a batch, t positions, d d_model, l layers, · any further axes.
 """
@@ -33,9 +33,9 @@ class Norms(NamedTuple):
 def make_norms(model: Model, loss: LossFn) -> Callable[..., Norms]:
     """Return the compiled (parameters, batch [b …], dropout key or None) → norms, for one device.
 
-    Gradients are those of the mean loss over the batch, before any clipping. At initialisation they are what Xiong et
-    al. 2020 (Theorem 1 and Figure 3) explain the need for warmup with: near the output those of Post-LN are large,
-    while those of Pre-LN are smaller the more layers there are.
+    Gradients are those of the mean loss over the batch, before any clipping. At initialisation they explain the
+    need for warmup (Xiong et al. 2020, Theorem 1 and Figure 3): near the output those of Post-LN are large, while those
+    of Pre-LN shrink as layers are added.
     """
 
     if model.config.recurrent.cell:
@@ -77,7 +77,7 @@ def squared_norms(gradients: Mapping[str, PyTree]) -> dict[str, Array]:
 
 
 def root_mean_square(x: Float[Array, "l b t d"], segments: Int[Array, "b t"] | None) -> Float[Array, " l"]:
-    """Return the root mean square over features and positions that are no padding; without segments [b t], over all."""
+    """Return the root mean square over features and non-padding positions; without segments [b t], over all."""
     weights = jnp.ones(x.shape[1:3]) if segments is None else segments > 0
     squares = jnp.square(x.astype(jnp.float32)).mean(axis=-1) * weights
     return jnp.sqrt(squares.sum(axis=(1, 2)) / weights.sum())

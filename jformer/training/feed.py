@@ -1,4 +1,4 @@
-"""The batches of a run, by the number of the update, on the devices."""
+"""The batches of a run, by update number, placed on the devices."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ Feed = Callable[[int], tuple[Batch, Works]]
 def make_feed(batches: Batches, model: ModelConfig, mesh: Mesh, accumulation: int) -> Feed:
     """Return the feed of a run, which raises UserError for ids that the model lacks.
 
-    Of several processes each makes, and counts, its own rows alone.
+    With several processes, each makes and counts only its own rows.
     """
 
     def feed(step: int) -> tuple[Batch, Works]:

@@ -1,4 +1,4 @@
-"""Which part of an update is the first that is not finite: looked for once an update was skipped, never before.
+"""Find the first non-finite part of an update, only after an update was skipped.
 
 Recomputes the update while inspecting the output of every module; the training state is not changed.
 
@@ -34,7 +34,7 @@ Module = tuple[str, ...]
 
 
 class Broken(NamedTuple):
-    """What of an update is not finite, as booleans by path: one, or one for each layer of a stack [l]."""
+    """The non-finite parts of an update, as booleans by path: one each, or one for each layer of a stack [l]."""
 
     parameters: PyTree
     activations: PyTree  # [a ·] outputs of modules
@@ -45,7 +45,7 @@ class Broken(NamedTuple):
 
 
 class Examination:
-    """The search for what is not finite in an update, compiled when it is first asked for."""
+    """The search for the first non-finite part of an update, compiled on first use."""
 
     def __init__(
         self,
@@ -57,27 +57,27 @@ class Examination:
         passes: int = 1,
         frozen: PyTree = None,
     ) -> None:
-        """Hold what an update is made of.
+        """Store the parts of an update.
 
         Args:
-            model: whose modules are looked at.
+            model: whose modules are inspected.
             loss, tx, mesh, seed, frozen: those of `make_train_step`.
-            passes: of the model over each row in the loss, each with dropout of its own: two with R-Drop.
+            passes: of the model over each row, each with its own dropout; two with R-Drop.
         """
         self._model, self._gradient, self._tx, self._mesh = model, trained_gradient(loss, frozen), tx, mesh
         self._seed, self._passes, self._frozen = seed, passes, frozen
-        self._calls: list[Module] = []  # modules in the order in which they are done, as tracing finds it
+        self._calls: list[Module] = []  # modules in the order in which they finish while tracing
         self.program = jax.jit(self._examine)
 
     def __call__(self, state: TrainState, batch: Batch, step: int) -> str:
-        """Name what is the first that is not finite in the update that state and batch [a b …] would make.
+        """Name the first non-finite part of the update of this state with this batch [a b …].
 
-        `step` counts from 0; its dropout is that of the update. All processes call it.
+        `step`, from 0, is that of the update, for the same dropout. All processes call it.
         """
-        processes.enter_phase(f"looking for what was not finite in update {step + 1}")
+        processes.enter_phase(f"looking for non-finite values in update {step + 1}")
         processes.compile_together(self.program, state, batch, step)
         broken = jax.device_get(self.program(state, batch, step))
-        return f"the first that is not finite is {self._first(broken)}"
+        return f"the first non-finite value is {self._first(broken)}"
 
     def _examine(self, state: TrainState, batch: Batch, step: Array) -> Broken:
         key = jax.random.fold_in(jax.random.key(self._seed), step)
@@ -95,7 +95,7 @@ class Examination:
         )
 
     def _microbatches(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Array, PyTree]:
-        """Return the gradient of the summed loss, what it is divided by, and whether what is broken (0 or 1) [a ·]."""
+        """Return the gradient of the summed loss, its divisor, and which parts are not finite (0 or 1) [a ·]."""
 
         def add(sum_so_far: PyTree, rows: Batch) -> tuple[PyTree, PyTree]:
             gradient, sums = self._gradient(params, rows, key)
@@ -131,7 +131,7 @@ class Examination:
         return functools.reduce(functools.partial(jax.tree.map, jnp.logical_or), found)[FINITE]
 
     def _first(self, broken: Broken) -> str:
-        """Name what the update met first: parameters, outputs in their order, gradients in theirs, which is back."""
+        """Name the first broken part in the order of computation: parameters, outputs, then gradients backwards."""
         if named := self._named(broken.parameters):
             return f"the parameter {named[0]}"
         count = len(broken.loss)
@@ -144,17 +144,17 @@ class Examination:
             if named := self._named(activations):
                 return f"the output of {named[0]}{where}"
             if broken.loss[number]:
-                return f"the loss, or the logits it is of{where}"
+                return f"the loss, or its logits{where}"
             if named := self._named(gradients):
                 return f"the gradient of {named[-1]}{where}"
         if broken.norm:
             return "the norm of the whole gradient"
         if named := self._named(broken.updated):
             return f"the new value of {named[0]}"
-        return "not there again: parameters have changed since"
+        return "not reproducible: parameters have changed since"
 
     def _named(self, tree: PyTree) -> list[str]:
-        """Return what is broken in a tree of booleans, in the order in which modules are called, layer after layer."""
+        """Return the names of the true leaves of a tree, in the order of the module calls, layer after layer."""
         found = []
         for path, flags in jax.tree_util.tree_leaves_with_path(tree):
             name = tuple(key.key for key in path if key.key != FLAG)
@@ -165,7 +165,7 @@ class Examination:
         return [name for _, name in sorted(found)]
 
     def _place(self, module: Module, layer: int) -> tuple[int, int, int]:
-        """Return a key to sort by: when a module's stack is first done, the layer, when the module itself is."""
+        """Return a sort key: when a module's stack first finishes, the layer, when the module itself finishes."""
         own = _first_of(self._calls, [module[:end] for end in range(len(module), 0, -1)])
         if STACKED not in module:
             return own, layer, own
@@ -184,6 +184,6 @@ def by_layer(tree: PyTree) -> PyTree:
 
 
 def _first_of(calls: Sequence[Module], modules: Sequence[Module]) -> int:
-    """Return the number of the first call of the first of these modules that was called, or that after all."""
+    """Return the index of the first call of the first of these modules that was called; past the end if none was."""
     numbers: Iterator[int] = (calls.index(module) for module in modules if module in calls)
     return next(numbers, len(calls))

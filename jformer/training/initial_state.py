@@ -1,6 +1,6 @@
 """The state that a run starts from: its newest checkpoint, or new parameters.
 
-New ones are drawn from the seed; those of another run and pretrained word vectors may take their place.
+New ones are drawn from the seed; parameters of another run and pretrained word vectors may replace them.
 """
 
 import functools
@@ -40,7 +40,7 @@ def open_state(
         model: whose parameters it holds.
         mesh: where the state is placed, in parts where parameters are split.
         seed: what new parameters are drawn from.
-        checkpoints: of the run; damaged ones are passed over, and the notes name them.
+        checkpoints: of the run; damaged ones are skipped and named in the notes.
         inherit: new parameters → what the run starts from instead, notes on it, and the digest of the parent. On
             resuming, it is called for what checkpoints of adapters leave out.
 

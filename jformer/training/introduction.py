@@ -38,7 +38,7 @@ def introduction(
     for name, corpus in data.texts.items():
         yield f"{name}: " + ", ".join(counted(count, reason) for reason, count in corpus.counts.items())
     yield from (*data.repeats, *notes)
-    note = "" if config.train.init_from else unfilled(config.data, data.tokenizers)  # whose tokenizers are copied
+    note = "" if config.train.init_from else unfilled(config.data, data.tokenizers)  # tokenizers are copied then
     yield f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {parameters:,}"
     yield f"batches: {len(data.batches):,} an epoch, {shapes(data.batches.plan)}"
     yield schedule_line(config.optim, config.train.num_steps, config.model.scale_width)
@@ -51,18 +51,18 @@ def introduction(
 def kernel_line(
     model: ModelConfig, target: Target, shapes: Sequence[Shape], prefix: bool = False, sequence: int = 1
 ) -> str:
-    """Return which kernels attend in training, and why.
+    """Return a line on which attention kernels training uses, and why.
 
     Args:
         model: of the run.
         target: what its programs are compiled for.
         shapes: of batches, short to long.
         prefix: whether the source precedes the target in the same row.
-        sequence: devices that share the positions of a row, which they fill up to a multiple.
+        sequence: devices that share the positions of a row, which is padded to a multiple of them.
 
     Raises:
-        UserError: it is not the kernel of model.execution.attention_kernel, or rows that are filled up change which
-            weights are dropped.
+        UserError: the kernel of model.execution.attention_kernel cannot be used, or padding the rows for mesh.sequence
+            changes which weights are dropped.
     """
     if model.recurrent.cell:
         return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"
@@ -86,7 +86,7 @@ def kernel_line(
     other = next((kernel for kernel in taken if kernel != asked), "")
     if asked in FUSED.values() and other:
         raise UserError(
-            f"model.execution.attention_kernel={asked!r} cannot attend everywhere: {reasons[other]}; take 'auto'"
+            f"model.execution.attention_kernel={asked!r} cannot be used everywhere: {reasons[other]}; use 'auto'"
         )
     count = len(shapes)
     return "attention kernel: " + ", ".join(

@@ -14,8 +14,8 @@ from jformer.storage import lock_of, open_lock
 def sole_trainer(workdir: Path) -> Iterator[None]:
     """Lock the run against a second trainer; the operating system releases the lock when this process ends.
 
-    Held before anything of the run is opened: opening removes what a killed run left half-written, which may be what
-    a living one is writing. A directory that was made for the lock alone goes with it.
+    Take the lock before opening anything of the run: opening removes the half-written files of a killed run, which may
+    be those of a live one. A directory created only for the lock is removed with it.
     """
     made = not workdir.exists()
     lock = lock_of(workdir)

@@ -87,7 +87,7 @@ class TrainingLog:
         self.skipped_in_row = 0  # updates, at the newest row
         self._explain = explain
         self._shown: set[str] = set()  # lines that are shown once
-        self._explained, self._reason = 0, ""  # an update that was skipped, and what of it was not finite
+        self._explained, self._reason = 0, ""  # a skipped update, and its first non-finite part
         hidden = not (processes.is_main_process() and sys.stderr.isatty())
         self._bar = tqdm(total=config.train.num_steps, initial=start, unit="update", disable=hidden, leave=False)
         self._losses: list[float] = []  # of the rows, which the bar draws
@@ -171,10 +171,10 @@ class TrainingLog:
         self._bar.update()
 
     def _explain_skip(self, update: int) -> None:
-        """Log what was not finite in a skipped update; the time does not count as training."""
+        """Log the first non-finite part of a skipped update; the time does not count as training."""
         assert self._state is not None
         began = time.monotonic()
-        self.heartbeat.enter(f"looking for what was not finite in update {update}")
+        self.heartbeat.enter(f"looking for non-finite values in update {update}")
         self._explained, self._reason = update, self._explain(self._state, update)
         self.show(f"update {update} was skipped: {self._reason}")
         self.heartbeat.enter(UPDATING)
@@ -268,7 +268,7 @@ class TrainingLog:
                     self._record.write_line(line)
 
     def show_once(self, lines: Iterable[str]) -> None:
-        """Show lines that were not shown in this way before."""
+        """Show the lines that this method has not shown before."""
         new = [line for line in dict.fromkeys(lines) if line not in self._shown]
         self._shown.update(new)
         self.show(new)

@@ -1,6 +1,6 @@
 """The memory of a device, which for a CPU is the machine's: in total, free, and held by this process.
 
-Limits of containers count, those of Linux control groups, versions 1 and 2. Where nothing reports memory, it is None.
+Limits of containers (Linux control groups, versions 1 and 2) count. Where nothing reports memory, it is None.
 """
 
 import re

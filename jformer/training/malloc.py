@@ -13,10 +13,10 @@ ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]
 def keep_freed_memory() -> None:
     """Make the C library keep freed memory for the next update; call this before threads start.
 
-    XLA:CPU asks for all temporaries of an update at once and frees them after it. By default such large blocks go back
-    to the operating system and come again as untouched pages, hundreds of thousands an update, which took a quarter
-    of its time. The price: the process stays as large as it was at its largest, until `give_back_freed_memory`. Where
-    an accelerator computes, or without glibc, this does nothing.
+    XLA:CPU allocates all temporaries of an update at once and frees them after it. By default, blocks of this size go
+    back to the operating system and come back as untouched pages, hundreds of thousands an update; faulting them in
+    took a quarter of its time. The price: the process keeps its peak size until `give_back_freed_memory`. Does nothing
+    where an accelerator computes, or without glibc.
     """
     set_option = _glibc("mallopt")
     if set_option and computes_on_cpu():

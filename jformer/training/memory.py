@@ -1,9 +1,9 @@
 """Estimate the memory of an update on a device, by class, before anything is compiled.
 
-All of it follows from shapes. Activations are what is alive at once in the traced program of forward and backward,
-each value from where it is made to where it is last read: with dropout, remat and the chunks of the loss, for the real
-update is what is traced. The compiler fuses some of it away, and keeps copies of weights and words of random bits that
-the program does not show; docs/performance.md has the ratio to what XLA reports for its programs.
+The estimate follows from shapes alone. Activations are the values alive at the same time in the traced forward and
+backward program, each from its definition to its last use; the real update is traced, so dropout, remat and the chunks
+of the loss are included. The compiler fuses some values away, and keeps copies of weights and random words that the
+program does not show; docs/performance.md has the ratio to what XLA reports for its programs.
 """
 
 import functools
@@ -64,8 +64,8 @@ def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tup
 def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> UpdateMemory:
     """Return the memory of the compiled update of `make_train_step`; state and batch may be shapes with shardings.
 
-    Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once. What
-    the axis `tensor` of the mesh saves of activations is not taken off.
+    Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once. The
+    activation memory that the mesh axis `tensor` saves is not subtracted.
     """
     (passes,) = _equations(_traced(train_step, state, batch), "shard_map")
     parameters, optimizer, average, rows = map(device_bytes, (state.params, state.opt_state, state.ema, batch))
@@ -91,9 +91,8 @@ def evaluation_memory(eval_step: EvalStep, params: PyTree, batch: PyTree) -> int
 def peak_bytes(program: Jaxpr) -> int:
     """Return the peak bytes of the values made by a jaxpr, without its inputs.
 
-    What is made element by element and read once is fused into its reader: it takes no memory, but what it is made from
-    stays until then. What a called program makes is alive beside the caller's values; the results of a loop grow while
-    its body runs.
+    An elementwise value that is read once is fused into its reader: it takes no memory, but its operands stay alive
+    until then. A called program's values are alive beside the caller's; a loop's results grow while its body runs.
     """
     origins = _fused(program)
     reads = [_origins(equation.invars, origins) for equation in program.eqns]
@@ -113,7 +112,7 @@ def peak_bytes(program: Jaxpr) -> int:
 
 
 def _needed(program: Any) -> Jaxpr:
-    """Return a program without what none of its results needs, such as the gradients of kernels that stay frozen."""
+    """Return a program without dead code, such as the gradients of frozen kernels."""
     return partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[0]
 
 
@@ -123,7 +122,7 @@ def _traced(step: Callable[..., object], *arguments: PyTree) -> Jaxpr:
 
 
 def _kept(equation: Any) -> float:
-    """Return the share of its results that an equation keeps beside what it calls: those of earlier iterations."""
+    """Return the share of an equation's results that is alive while its body runs: those of earlier iterations."""
     if equation.primitive.name not in LOOPS:
         return 0.0
     return 1 - 1 / equation.params["length"] if _unrolled(equation) else 1.0
@@ -177,5 +176,5 @@ def _equations(program: Any, name: str) -> Iterator[Any]:
 
 
 def _size(aval: Any, unrolled: bool = False) -> int:
-    """Return the bytes of an array; from an unrolled loop XLA keeps, for a mask, the words it is compared from."""
+    """Return the bytes of an array; for a mask of an unrolled loop, XLA keeps the 32-bit words it was made from."""
     return aval.size * (4 if unrolled and aval.dtype == bool else aval.dtype.itemsize)

@@ -24,14 +24,14 @@ Schedule = Callable[[Count], Scalar]
 """Updates applied so far → learning rate of the next one."""
 
 # Of Adam's peak times sqrt(d_model). The recipes in configs/ are below (Multi30k's is 0.057, that of 2017 is 0.016); a
-# run at 0.1 ended in a model that gives the same word as every output.
+# run at 0.1 collapsed to a model whose every output is the same word.
 USUAL_PEAK = 0.06
 
 KEPT = 16  # optimizers, cached by key
 
 
 class ScheduleParams(NamedTuple):
-    """What the learning rate of an update depends on, apart from its number."""
+    """The parameters of a learning-rate schedule."""
 
     warmup: int  # updates
     num_steps: int
@@ -102,7 +102,7 @@ SCHEDULES: dict[str, Callable[[Count, ScheduleParams], Array]] = {
     "linear": _linear,
     "warmup_stable_decay": _warmup_stable_decay,  # Hu et al. 2024, section 4.1
 }
-"""Name → (updates applied so far, what else it depends on) → factor of the learning rate."""
+"""Name → (updates applied so far, parameters) → factor of the learning rate."""
 
 
 def make_schedule(name: str, learning_rate: float, params: ScheduleParams) -> Schedule:
@@ -112,7 +112,7 @@ def make_schedule(name: str, learning_rate: float, params: ScheduleParams) -> Sc
 
 
 def schedule_line(options: OptimConfig, last: int, d_model: int) -> str:
-    """Describe the schedule of a run of `last` updates: its learning rate at the peak and the end, if the peak is high.
+    """Describe the schedule of a run of `last` updates: learning rate at its peak and end, and warnings.
 
     `d_model` is `ModelConfig.scale_width`.
     """
@@ -121,7 +121,7 @@ def schedule_line(options: OptimConfig, last: int, d_model: int) -> str:
     peak, end = (float(schedule(step - 1)) for step in (highest, last))
     line = f"learning rate: {options.schedule}, {peak:.3g} at update {highest:,}, {end:.3g} at update {last:,}"
     if warmup > last:
-        line += f"; the warm-up of {warmup:,} updates does not end before the run"
+        line += f"; the warm-up of {warmup:,} updates does not end within the run"
     if options.optimizer in ("adam", "adamw") and peak * d_model**0.5 > USUAL_PEAK:
         usual = USUAL_PEAK * d_model**-0.5
         line += f"; that peak is high: up to {usual:.2g} is usual for {options.optimizer} at this width"
@@ -129,17 +129,17 @@ def schedule_line(options: OptimConfig, last: int, d_model: int) -> str:
 
 
 class Optimizer(NamedTuple):
-    """What turns gradients into updates of the parameters of one model."""
+    """The optimizer of one model, and what it leaves frozen."""
 
     schedule: Schedule
     transform: optax.GradientTransformation
     frozen: PyTree  # a tree of booleans, True for parameters that are not trained; None if all are
     base: tuple[str, ...]  # names of the parameters that adapters leave to train.init_from: not in checkpoints
-    frozen_parts: Mapping[str, Frozen]  # what gradients of `frozen` would take, for `update_flops`
+    frozen_parts: Mapping[str, Frozen]  # what the gradients of `frozen` would cost, for `update_flops`
 
 
 def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: Sequence[str] = ()) -> Optimizer:
-    """Return the optimizer of a run of num_steps updates; equal arguments give the same one, and so share programs."""
+    """Return the optimizer of a run of num_steps updates; it is cached, so that equal arguments share programs."""
     params = schedule_params(options, num_steps, model.config.scale_width)
     return _build_optimizer(model, options, params, tuple(freeze))
 
@@ -164,7 +164,7 @@ def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedu
 
 
 def schedule_params(options: OptimConfig, num_steps: int, d_model: int) -> ScheduleParams:
-    """Return what the learning rates of a run depend on; the length counts only if the schedule has an end."""
+    """Return the parameters of a run's schedule; the run's length counts only if the schedule has an end."""
     ends = not is_open(options.schedule)
     return ScheduleParams(
         warmup=options.warmup_steps(num_steps),
@@ -226,7 +226,7 @@ def _direction(options: OptimConfig, mup_width_ratio: float) -> optax.GradientTr
 
 
 def divide_kernels(updates: PyTree, mup_width_ratio: float) -> PyTree:
-    """Divide the updates of what grows with the width on both sides (Yang et al. 2022, Table 3): all kernels."""
+    """Divide the updates of parameters whose two axes grow with the width (Yang et al. 2022, Table 3): all kernels."""
     names = parameter_names(updates)
     return jax.tree.map(lambda name, u: u / mup_width_ratio if _is_kernel(name) else u, names, updates)
 
@@ -244,7 +244,7 @@ OPTIMIZERS: dict[str, Callable[[Schedule, OptimConfig, float], optax.GradientTra
 
 
 def weight_decay_mask(params: PyTree) -> PyTree:
-    """Return a tree of booleans, True for what weight decay shrinks: matrices, not biases and norm scales."""
+    """Return a tree of booleans, True for parameters with weight decay: matrices, not biases and norm scales."""
     return jax.tree.map(lambda name: _is_kernel(name) or name.endswith("embedding"), parameter_names(params))
 
 
@@ -253,7 +253,7 @@ def _is_kernel(name: str) -> bool:
 
 
 def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Apply a transform of whole parameters to each layer of those stacked under 'block' separately.
+    """Apply a transform of whole parameters separately to each layer of those stacked under 'block'.
 
     Factored moments, update clipping and parameter scale of Adafactor are statistics of a matrix; taken over a
     stack of layers they would mix all of them.

@@ -17,7 +17,7 @@ class Profile:
     def __init__(self, folder: Path, updates: range, show: Callable[[str], None]) -> None:
         """Trace `updates`, counted from 1 and possibly none, into `folder`, which must be on a local disk."""
         if updates and in_bucket(folder):
-            raise UserError("train.profile_steps: a trace cannot be written to a bucket; take a --workdir on a disk")
+            raise UserError("train.profile_steps: a trace cannot be written to a bucket; use a --workdir on a disk")
         self._folder, self._updates, self._show = folder, updates, show
         self._traced: list[int] = []  # updates of the trace in progress
 
@@ -31,7 +31,7 @@ class Profile:
         """Trace the context if update `number` is to be traced.
 
         Waits for the devices, using the newest `state()`, before the first and after the last of these updates, so that
-        the trace contains all of them, and what the loop does in between, such as validation.
+        the trace contains all of them and the loop's work in between, such as validation.
         """
         if number not in self._updates:
             yield
@@ -48,7 +48,7 @@ class Profile:
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # calls of Python would outnumber the events of the devices
+        options.python_tracer_level = 0  # Python calls would outnumber device events
         jax.profiler.start_trace(self._folder, profiler_options=options)
 
     def _stop(self) -> None:

@@ -118,13 +118,13 @@ class TensorBoardWriter:
             self.keep()
 
     def keep(self) -> None:
-        """Write what is left."""
+        """Write the remaining events."""
         with self._closed_by_error():
             self._events.flush()
         self._flushed = time.monotonic()
 
     def close(self, failed: bool = False) -> None:
-        """Write what is left and close the file."""
+        """Write the remaining events and close the file."""
         self._events.close()
 
     def _add(self, event: Event) -> None:
@@ -151,7 +151,7 @@ class Record:
     """
 
     def __init__(self, workdir: Path, config: Config, step: int, show: Callable[[str], None]) -> None:
-        """Open all of it, dropping what follows a step: a killed run wrote it, and its restart repeats it.
+        """Open all files, dropping rows after `step`: a killed run wrote them, and its restart repeats them.
 
         `show` logs a line. Raises UserError for a damaged file, a full disk, and a service that cannot be reached.
         """

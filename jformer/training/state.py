@@ -78,7 +78,7 @@ def create_state(params: PyTree, tx: optax.GradientTransformation, ema: bool, ba
 
 
 def as_items(state: TrainState) -> dict[str, PyTree]:
-    """Return the state as checkpoint items: all arrays but the base's, with parameters apart, to be read alone."""
+    """Return the state as checkpoint items: all arrays but the base's, with parameters as separately readable items."""
     rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "base"}
     apart = {name: _without(rest.pop(name), state.base) for name in APART}
     return {"rest": rest} | {name: tree for name, tree in apart.items() if tree is not None}

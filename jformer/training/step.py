@@ -1,7 +1,6 @@
 """The update of a run, compiled: gradients over devices and microbatches, the optimizer, and the guard against NaN.
 
-`optim` has the optimizer, `state` what is updated. The sum over devices that is written by hand is in
-parallel/sharding.
+`optim` has the optimizer, `state` the state. The hand-written sum over devices is in parallel/sharding.
 
 Letters in shapes: a microbatches of an update, b rows, · any further axes.
 """
@@ -61,16 +60,16 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
 
     Each part of the axes `data` and `sequence` differentiates the sum over its own rows and positions, a microbatch at
     a time. Gradients and sums are added over the axes in one psum and divided by the global count: never a mean of
-    means, so devices and microbatches with uneven padding count as they should. They are float32, as parameters are.
-    Within a part, over `fsdp` and `tensor`, the compiler exchanges what the model's shardings ask for.
+    means, so that devices and microbatches with uneven padding are weighted correctly. They are float32, as parameters
+    are. Within a part, over `fsdp` and `tensor`, the compiler inserts the collectives that the model's shardings need.
     """
     total_gradient = trained_gradient(loss, frozen)
 
     def add_up_part(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
         """Return the gradient of the total loss of this part's rows, and the sums."""
 
-        # All microbatches and parts have the same key: what is drawn for a row depends on the row's number in the whole
-        # update, too (batch["row"]), so it is the same however the rows are split.
+        # All microbatches and parts share one key: random draws for a row also depend on its number in the whole update
+        # (batch["row"]), so they are the same however the rows are split.
         def differentiate(rows: Batch) -> tuple[PyTree, Sums]:
             gradient, sums = total_gradient(params, rows, key)
             return _shard_as_parameters(gradient), sums
@@ -97,7 +96,7 @@ def apply_gradient(
 ) -> tuple[PyTree, optax.OptState]:
     """Return the parameters and the optimizer's state after a gradient of `trained_gradient`.
 
-    Frozen parameters stay as they are, whatever moves without a gradient, such as weight decay.
+    Frozen parameters stay as they are, even under weight decay, which needs no gradient.
     """
     gradient = join(gradient, jax.tree.map(jnp.zeros_like, split(state.params, frozen)[1]))
     updates, opt_state = tx.update(gradient, state.opt_state, state.params)
@@ -108,13 +107,13 @@ def apply_gradient(
 def moving_average(average: PyTree, params: PyTree, decay: float, updates: jax.Array) -> PyTree:
     """Return the average one update later.
 
-    In the beginning the decay is lower, (1 + n) / (10 + n) at most after n updates, so that the average does not hold
-    on to the parameters that it began with.
+    At first the decay is lower, at most (1 + n) / (10 + n) after n updates, so that the average soon forgets the
+    initial parameters.
     """
     rate = jnp.maximum(1 - decay, 9.0 / (10.0 + updates))
 
     def moved(old: jax.Array | None, new: jax.Array) -> jax.Array | None:
-        return None if old is None else old + rate * (new - old)  # one that is not trained is not averaged
+        return None if old is None else old + rate * (new - old)  # untrained parameters are not averaged
 
     return jax.tree.map(moved, average, params, is_leaf=lambda leaf: leaf is None)
 
@@ -138,7 +137,7 @@ def make_train_step(
         mesh: over which rows are split, and parameters with mesh.fsdp.
         seed: with the number of the update, what dropout draws its masks from.
         ema_decay: of the moving average, from 0 to below 1; it matters only where the state has one.
-        frozen: a tree of booleans: parameters marked there have no gradient, none that counts in the norm either.
+        frozen: a tree of booleans: marked parameters have no gradient and do not count in the norm.
             None = all are trained.
     """
     marks, tree = jax.tree.flatten(frozen)
@@ -189,7 +188,8 @@ def _make_train_step(
 def all_finite(tree: PyTree) -> jax.Array:
     """Return whether no array of a tree holds a NaN or an infinity.
 
-    Behind the barrier it is one number. Without it XLA writes what joins the arrays into the kernel of each array that
-    asks for it, a program that grows with the square of their number. XLA of JAX 0.10 heeds no barrier on CPUs.
+    The barrier makes the result one number. Without it XLA fuses the reduction over all arrays into the kernel of each
+    array that depends on it, so that the program grows with the square of their number. On CPUs, XLA of JAX 0.10
+    ignores barriers.
     """
     return jax.lax.optimization_barrier(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all())

@@ -36,7 +36,7 @@ class Tracker(Protocol):
         """Flush; nothing to do where each row is sent at once."""
 
     def close(self, failed: bool) -> None:
-        """Send what is left, and mark the run as finished or failed."""
+        """Send the remaining rows, and mark the run as finished or failed."""
 
 
 def open_tracker(name: str, workdir: Path, config: Config) -> Tracker:
@@ -76,7 +76,7 @@ class WeightsAndBiases(Tracker):
         self._run.log(_numbers(row), step=row["step"])
 
     def close(self, failed: bool) -> None:
-        """Send what is left, and mark the run as finished or failed."""
+        """Send the remaining rows, and mark the run as finished or failed."""
         self._run.finish(exit_code=int(failed))
 
 

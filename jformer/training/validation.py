@@ -86,7 +86,7 @@ def validate(
 
 
 def note_best(progress: Progress, value: float, best_by: str) -> None:
-    """Record a validation's value as the best if it is; one that is not finite never is."""
+    """Record a validation's value as the best if it is; a non-finite value never is."""
     best = progress.best
     if math.isfinite(value) and (best is None or (value < best if best_by in LOWER_IS_BETTER else value > best)):
         progress.best, progress.best_step, progress.since_best = value, progress.step, 0
@@ -95,12 +95,12 @@ def note_best(progress: Progress, value: float, best_by: str) -> None:
 
 
 def forget_best(progress: Progress, now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """Forget a best that other options measured, note the options of now, and return a line on it, if any.
+    """Forget a best value measured with other options, record the current options, and return a line if it did.
 
     Args:
         progress: of the run, which may hold the options of its best.
-        now: options that values of train.best_by depend on from now on.
-        before: those of the run before; read if the progress does not hold them, as that of older versions.
+        now: the current options that values of train.best_by depend on.
+        before: those of the saved run; used if the progress lacks them, as that of older versions does.
     """
     before = progress.measured or before
     changes = [f"{key}={value!r} (was {before.get(key)!r})" for key, value in now.items() if before.get(key) != value]
@@ -109,7 +109,7 @@ def forget_best(progress: Progress, now: Mapping[str, Any], before: Mapping[str,
         return []
     best = "none" if progress.best is None else f"{progress.best:.4f} of update {progress.best_step}"
     progress.best, progress.best_step, progress.since_best = None, 0, 0
-    return [f"{', '.join(changes)}: train.best_by measures otherwise; its best ({best}) and train.patience begin again"]
+    return [f"{', '.join(changes)}: this changes train.best_by; its best ({best}) and train.patience are reset"]
 
 
 def answered_examples(kind: str, shown: int, scored: int, valid: Split) -> list[Pair]:
@@ -126,7 +126,7 @@ def answered_examples(kind: str, shown: int, scored: int, valid: Split) -> list[
     count = max(shown, scored)
     if kind in ("", MASKS) or not count:  # texts have no masks yet
         return []
-    if kind == VECTOR and not scored:  # which is searched for among those that are scored
+    if kind == VECTOR and not scored:  # retrieval searches among the scored ones
         return []
     read = valid.read(Counter())
     if kind in ("label", "labels") and not scored:

@@ -129,7 +129,7 @@ def test_text_is_recognised_even_where_its_first_entry_is_odd(tmp_path, first):
 def test_vectors_of_another_size_are_refused(tmp_path, form, size):
     message = refused(tmp_path / "a", encode(ENTRIES, form), size=size)
     assert message == (
-        f":1 has vectors of 3 numbers, the model's are of {size}: take a file with vectors of {size}, or set "
+        f":1 has vectors of 3 numbers, the model's are of {size}: use a file with vectors of {size}, or set "
         "model.d_model (of a recurrent model, model.recurrent.embedding_size) to 3"
     )
 
@@ -141,7 +141,7 @@ def test_a_header_that_tells_another_size_than_its_entries_have_is_refused(tmp_p
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"The house is small.\n", b"3 3\n", b"\x93NUMPY\1\0 x y z", b"0 3\n"])
 def test_a_file_without_word_vectors_is_refused(tmp_path, content):
-    assert " is not a word vector: take a file of GloVe, word2vec or fastText" in refused(tmp_path / "a", content)
+    assert " is not a word vector: use a file in GloVe, word2vec or fastText" in refused(tmp_path / "a", content)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_file_with_more_or_fewer_vectors_than_its_header_says_is_refused(tmp_p
 def test_a_damaged_gzip_file_is_refused(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(encode(ENTRIES, "word2vec text"))[:-9])
-    with pytest.raises(UserError, match="not a whole gzip file"):
+    with pytest.raises(UserError, match="not a complete gzip file"):
         read_vectors(path, ["the"], 3)
 
 

@@ -233,7 +233,7 @@ RANGES = [
     ("evaluate.command", "python a.py; b/a --fast", "another score is named 'a', too: rename its file"),
     ("evaluate.command", "bleu.sh", "another score is named 'bleu', too"),
     ("decode.mbr_utility", "comet", "choose one of: chrf, bleu"),
-    ("decode.rerank", "comet", "is the name of no evaluate.command: which is empty"),
+    ("decode.rerank", "comet", "names no evaluate.command: there is none"),
     ("train.best_by", "bleu", "loss"),
     *(
         (f"train.{key}", 0, "at least 1")
@@ -313,7 +313,7 @@ COMBINATIONS = [
     ),
     (
         {"data.batching": "packed", "data.packed_length": 100, "data.length_multiple": 8},
-        "data.length_multiple=8 must divide data.packed_length=100, as rows are packed",
+        "data.length_multiple=8 must divide data.packed_length=100 of packed rows",
     ),
     (
         {"data.batching": "packed", "model.execution.rows": "one_text"},
@@ -325,7 +325,7 @@ COMBINATIONS = [
     ),
     (
         {"model.parametrization": "mup", "optim.optimizer": "adafactor"},
-        "model.parametrization='mup' divides the rates of Adam: take optim.optimizer='adam' or 'adamw'",
+        "model.parametrization='mup' divides the rates of Adam: use optim.optimizer='adam' or 'adamw'",
     ),
     ({"decode.n_best": 3, "decode.beam_size": 2}, "decode.n_best=3 is more than decode.beam_size=2: lower it or"),
     (
@@ -348,7 +348,7 @@ COMBINATIONS = [
     ({"data.character_coverage": 0.5}, "character_coverage=0.5"),
     ({"data.byte_fallback": True, "data.tokenizer": "word"}, "data.byte_fallback=True needs data.tokenizer='bpe'"),
     ({"data.symbols": ("a b",)}, "data.symbols: 'a b'"),
-    ({"data.vocabulary": "m.model", "data.split_digits": True}, "data.split_digits=True: data.vocabulary is learned"),
+    ({"data.vocabulary": "m.model", "data.split_digits": True}, "split_digits=True has no effect on data.vocabulary"),
     (
         {"data.piece_start": "previous", "data.overlong": "split"},
         "task='lm' and data.overlong='split', not 'translate'",
@@ -391,7 +391,7 @@ COMBINATIONS = [
     ),
     (
         {**CLASSIFIES, "model.head.pooling": "final"},
-        "model.head.pooling='final' is of recurrent models: set model.recurrent.cell, or use 'last'",
+        "model.head.pooling='final' is for recurrent models: set model.recurrent.cell, or use 'last'",
     ),
     (
         {"data.mixture": ({"source": "web"},)},

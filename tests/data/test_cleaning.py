@@ -43,7 +43,7 @@ def test_a_rule_drops_what_it_names_and_nothing_else(rule):
 
 @pytest.mark.parametrize("rule", ["ratio", "ratio=x", "characters=5", "short", "duplicate"])
 def test_a_rule_that_cannot_be_read_is_named(rule):
-    with pytest.raises(UserError, match=rf"^data\.mixture\[0\]\.clean: '{rule}' is none of "):
+    with pytest.raises(UserError, match=rf"^data\.mixture\[0\]\.clean: '{rule}' is not one of "):
         DataConfig(mixture=(SourceConfig(clean=("identical", rule)),)).check()
     DataConfig(clean=(*BAD, "duplicates")).check()
     for source, rule in (("text", "ratio=3"), ("captions", "characters=1-9"), ("images", "source_script=LATIN")):

@@ -20,8 +20,8 @@ def test_pairs_that_come_twice_and_those_trained_on_are_told_and_nothing_else():
     training = {"training text 1": np.sort(hashes(PAIRS)), "training text 2": np.sort(hashes([Pair("x", "y")]))}
     scored = {"validation text": hashes([Pair("x", "y"), *PAIRS[:2]]), "test set": hashes([Pair("y", "x")])}
     assert duplicate_warnings(training, scored) == [
-        "training text 1: 2 of 5 pairs are the same as one before",
-        "validation text: 3 of 3 pairs are training pairs as well",
+        "training text 1: 2 of 5 pairs repeat an earlier one",
+        "validation text: 3 of 3 pairs are also training pairs",
     ]
     assert duplicate_warnings({"none": hashes([])}, {"some": hashes(PAIRS)}) == []
 

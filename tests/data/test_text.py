@@ -115,7 +115,7 @@ def test_decode_leaves_the_place_to_the_caller():
 def test_a_damaged_gzip_file_is_refused_by_name(tmp_path, damage):
     path = tmp_path / "a.gz"
     path.write_bytes(damage(gzip.compress(bytes(range(256)) * 9)))
-    with pytest.raises(UserError, match=r"a\.gz: not a whole gzip file"):
+    with pytest.raises(UserError, match=r"a\.gz: not a complete gzip file"):
         digest(path)
 
 

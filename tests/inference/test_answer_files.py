@@ -112,7 +112,7 @@ def test_ten_thousand_hostile_lines_give_ten_thousand_lines(echo, tmp_path, caps
     lines = [b"%d %s." % (number, b"".join(rng.choices(hostile, k=3))) for number in range(10_000)]
     source = tmp_path / "in.txt"
     texts = lines
-    if inputs == "jsonl":  # a byte that is no UTF-8 is half a surrogate pair here, which JSON can spell
+    if inputs == "jsonl":  # a byte that is no UTF-8 is a lone surrogate here, which JSON can spell
         texts = [json.dumps({"source": line.decode(errors="surrogateescape")}).encode() for line in lines]
     source.write_bytes(b"\n".join(texts) + b"\n")
     predict(source, tmp_path / "out.txt", inputs=inputs)
@@ -171,7 +171,7 @@ def test_a_mistake_at_the_beginning_leaves_the_output_as_it_was(echo, source, tm
     source.write_text('{"source": "a"}\n{"source": 3}\n')
     with pytest.raises(UserError, match=r"in\.txt:2: 'source' must be a text"):
         predict(source, target, inputs="jsonl")
-    with pytest.raises(UserError, match=r"decode\.outputs='text' has no place for 2 outputs a line"):
+    with pytest.raises(UserError, match=r"decode\.outputs='text' cannot hold 2 outputs per line"):
         predict(source, target, n_best=2)
     assert target.read_text() == "precious\n"
 

@@ -39,7 +39,7 @@ def test_a_request_is_a_line_or_a_json_object():
         ("", "Expecting value"),
         ('["a"]', "not a JSON object with 'source'"),
         ('{"prefix": "a"}', "not a JSON object with 'source'"),
-        ('{"source": "a", "prefx": "b"}', "'prefx' is none of 'source', 'prefix', 'constraints'"),
+        ('{"source": "a", "prefx": "b"}', "'prefx' is not one of 'source', 'prefix', 'constraints'"),
         ('{"source": 3}', "'source' must be a text"),
         ('{"source": "a", "constraints": "b"}', "'constraints' must be a list of texts"),
         ('{"source": "a", "constraints": [3]}', "'constraints' must be a list of texts"),

@@ -276,9 +276,9 @@ REFUSED = {
     "a number in place of a pair": (lambda p: p.score([5]), "5 is not a pair of source and target"),
     "half a pair": (lambda p: p.score([("ab",)]), r"\('ab',\) is not a pair of source and target"),
     "a pair with None": (lambda p: p.score([("ab", None)]), "text 2 of 2 is None, not a text"),
-    "half a surrogate pair": (
+    "lone surrogate": (
         lambda p: p.predict(["abc", "a\ud800b"]),
-        "text 2 of 2: half a surrogate pair at offset 1; remo",
+        "text 2 of 2: lone surrogate at offset 1; remo",
     ),
     "a NUL": (lambda p: p.predict(["ab\0"]), "text 1 of 1: NUL character at offset 2; remove it"),
     "a NUL in a pair": (lambda p: p.score(iter([("ab", "c\0")])), "text 2 of 2: NUL character at offset 1; remove it"),

@@ -416,6 +416,6 @@ def test_pickles_of_anything_but_tensors_are_refused_and_nothing_of_them_runs(wh
     assert main(["unpickle", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "was not converted, and nothing of it was run" in error
+    assert "was not converted, and nothing in it was executed" in error
     assert what not in ("code", "code without a zip") or "open" in error
     assert [file.name for file in tmp_path.iterdir()] == ["pytorch_model.bin"]

@@ -45,7 +45,7 @@ def test_an_unknown_one_of_several_labels_is_named():
 
 
 def test_labels_that_differ_in_white_space_alone_are_refused():
-    with pytest.raises(UserError, match=r"^labels 'pos' and 'pos ' differ in white space alone: write both alike"):
+    with pytest.raises(UserError, match=r"^labels 'pos' and 'pos ' differ only in white space: spell both the same"):
         labels_of("label", ["pos", "neg", "pos "])
 
 

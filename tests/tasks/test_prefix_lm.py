@@ -14,5 +14,5 @@ def test_limits_are_those_of_each_side_and_one_vocabulary_reads_both(make):
 
 
 def test_two_vocabularies_are_refused():
-    with pytest.raises(UserError, match=r"one table: it needs data\.vocab_shared=True"):
+    with pytest.raises(UserError, match=r"both texts: it needs data\.vocab_shared=True"):
         make_task("prefix_lm", vocab_shared=False)

@@ -71,7 +71,7 @@ def test_all_of_a_long_line_is_trained_on(tmp_path):
     (["--output=."], "is a folder: name a file"),
     (["--min_count=9000"], "of which 0 occur --min_count=9000 times"),
     (["--input=nowhere"], "nowhere: No such file"),
-    ([f"--output={'x' * 300}"], "is longer than names of files can be: shorten it"),
+    ([f"--output={'x' * 300}"], "is longer than a file name can be: shorten it"),
     (["--output=INPUT"], "is --input: name another file"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(trained, tmp_path, capsys, flags, message):

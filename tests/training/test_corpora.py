@@ -63,9 +63,9 @@ def test_pairs_that_come_twice_or_are_trained_on_are_told(tmp_path):
         (tmp_path / "text" / f"{split}.tsv").write_text(lines)
     config = resolve(options)
     assert opened(config, tmp_path).repeats == [
-        "training text train: 2 of 4 pairs are the same as one before",
-        "validation text valid: 1 of 2 pairs are training pairs as well",
-        "test set test: 1 of 1 pairs are training pairs as well",
+        "training text train: 2 of 4 pairs repeat an earlier one",
+        "validation text valid: 1 of 2 pairs are also training pairs",
+        "test set test: 1 of 1 pairs are also training pairs",
     ]
 
 

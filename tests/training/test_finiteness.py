@@ -79,19 +79,19 @@ HALF = slice(0, 16)  # of what a kernel reads; the whole of a normalised output 
     ],
 )
 def test_the_first_module_that_is_not_finite_is_named(examined, change, said):
-    assert examined(change) == f"the first that is not finite is {said}"
+    assert examined(change) == f"the first non-finite value is {said}"
 
 
 @pytest.mark.slow
 def test_a_parameter_of_all_layers_is_in_none_and_an_output_is_in_its_layer(tiny):
     shared = examination(tiny, shared_layers=True)
-    said = "the first that is not finite is the parameter decoder/block/feed_forward/up/kernel"
+    said = "the first non-finite value is the parameter decoder/block/feed_forward/up/kernel"
     assert shared(put(np.nan, *UP, at=(0, 2))) == said
     assert "the output of decoder/block/feed_forward/up in layer 1," in shared(put(HUGE, *UP, at=(0, HALF)))
 
 
 def test_the_microbatch_is_named(examined):
-    assert examined(weight=np.inf).endswith(" is the loss, or the logits it is of, in microbatch 2 of 2")
+    assert examined(weight=np.inf).endswith(" is the loss, or its logits, in microbatch 2 of 2")
 
 
 def test_layers_come_before_modules_within_a_stack(examined):
@@ -103,7 +103,7 @@ def test_layers_come_before_modules_within_a_stack(examined):
 
 
 def test_an_update_that_is_finite_is_said_to_be(examined):
-    assert examined() == "the first that is not finite is not there again: parameters have changed since"
+    assert examined() == "the first non-finite value is not reproducible: parameters have changed since"
 
 
 def test_a_gradient_is_named_where_it_begins_on_its_way_back(examined):

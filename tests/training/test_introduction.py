@@ -78,8 +78,8 @@ def test_the_kernel_that_attends_is_named_with_the_reason():
 def test_images_attend_by_their_patches_and_the_class_token():
     size = {"vision": VisionConfig(image_size=80, patch_size=2), "num_heads": 4, "d_model": 32}
     vit, mean = (ModelConfig("vit", **size, head=HeadConfig(pooling=pooling)) for pooling in ("first", "mean"))
-    assert "1,601 queries and 1,601 keys: 128 do not" in kernel_line(vit, TPU, [Shape(8, 80 * 80, 1)])
-    assert "1,600 queries and 1,600 keys: 128 do not" in kernel_line(mean, TPU, [Shape(8, 80 * 80, 1)])
+    assert "1,601 queries and 1,601 keys: not multiples of 128" in kernel_line(vit, TPU, [Shape(8, 80 * 80, 1)])
+    assert "1,600 queries and 1,600 keys: not multiples of 128" in kernel_line(mean, TPU, [Shape(8, 80 * 80, 1)])
     source = dataclasses.replace(size["vision"], source=True)
     captions = dataclasses.replace(mean, family="encdec", vision=source, head=HeadConfig())
     assert "1,600 queries and 1,600 keys" in kernel_line(captions, TPU, [Shape(8, 80 * 80, 32)])

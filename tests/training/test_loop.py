@@ -309,7 +309,7 @@ def test_skipped_updates_end_a_run_soon_with_the_reason_and_push_no_checkpoint_o
     few = {"train__keep_last": 2, "train__checkpoint_every": 2, "train__eval_every": 2, "train__samples": 0}
     config, steps = small(cache, **few, train__max_skipped=8, train__log_every=1_000), []
     poison(5)
-    reason = "the first that is not finite is the loss, or the logits it is of"
+    reason = "the first non-finite value is the loss, or its logits"
     said = rf"updates in a row were not finite and were skipped \(train\.max_skipped=8\): {reason}; lower"
     with pytest.raises(UserError, match=said):
         train(config, tmp_path, lambda **given: steps.append(given["progress"]) or loop(**given))
@@ -407,7 +407,7 @@ def test_answers_are_scored_in_the_course_of_training_and_decide_what_is_best(ca
         )
         assert train(dataclasses.replace(config, decode=decode, train=trained), tmp_path)
         text = (tmp_path / "training.log").read_text()
-        assert ("train.best_by measures otherwise" in text) == forgotten
+        assert ("this changes train.best_by" in text) == forgotten
     progress = open_run(tmp_path).newest_manifest().progress
     assert "decode.max_length=1 (was 0): train.best_by" in text
     assert (progress["best_step"], progress["measured"]["decode.max_length"]) == (10, 1)

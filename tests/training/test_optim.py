@@ -121,7 +121,7 @@ def test_a_schedule_is_told_by_its_peak_and_its_end():
     assert line() == "learning rate: noam, 0.000699 at update 4,000, 0.00014 at update 100,000"
     share = {"schedule": "cosine", "learning_rate": 1e-3, "warmup": 0.25}
     assert line(optim=share, num_steps=200).startswith("learning rate: cosine, 0.001 at update 50, ")
-    assert line(num_steps=100).endswith("; the warm-up of 4,000 updates does not end before the run")
+    assert line(num_steps=100).endswith("; the warm-up of 4,000 updates does not end within the run")
 
 
 def test_a_peak_beyond_what_is_usual_is_called_high():

@@ -37,9 +37,7 @@ def test_validation_that_is_not_finite_is_never_the_best():
 
 def test_best_that_other_options_measured_is_forgotten():
     best = {"best": 84.65, "best_step": 20, "since_best": 3}
-    told = (
-        "limit=3 (was 2): train.best_by measures otherwise; its best (84.6500 of update 20) and train.patience begin "
-    )
+    told = "limit=3 (was 2): this changes train.best_by; its best (84.6500 of update 20) and train.patience are "
     for held, before, line in (
         (
             {"limit": 2},

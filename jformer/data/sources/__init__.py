@@ -1,7 +1,7 @@
-"""Data sources: pairs of texts, not tokenized, with none dropped.
+"""Data sources: pairs of texts, untokenized, none dropped.
 
-A source opens a split of a corpus by its config. Opening finds and checks the files and fingerprints all that the pairs
-depend on; reading streams the pairs in order, empty ones included, and counts changes made to them.
+A source opens a split of a corpus by its config. Opening finds and checks the files and fingerprints everything that
+the pairs depend on; reading streams the pairs in order, empty ones included, and counts changes made to them.
 """
 
 from typing import Protocol

@@ -47,7 +47,7 @@ def _read(table: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
 
 
 def _together(lines: Sequence[Pair]) -> list[Pair]:
-    """Return a pair for each image, its further captions being further references."""
+    """Return a pair for each image, with its further captions as further references."""
     pairs: list[Pair] = []
     for _, group in itertools.groupby(lines, key=lambda line: line.source):
         first, *others = group

@@ -1,4 +1,4 @@
-"""Sentences with a tag for each word: files with a word a line (CoNLL), or a JSONL.
+"""Sentences with a tag for each word: files with one word per line (CoNLL), or JSONL.
 
 Opening a split reads and checks all of it, so that errors are found before training.
 """
@@ -38,7 +38,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     Where all tags are O, B-X or I-X, an I-X that follows no B-X or I-X begins a span and becomes B-X, which also reads
     IOB1 (Ramshaw and Marcus 1995) as IOB2. A pair is the words and the tags, each joined by spaces.
 
-    Raises UserError for a word without a tag, lines of unequal columns and words that hold white space.
+    Raises UserError for a word without a tag, lines of unequal columns and words that contain white space.
     """
     (path,) = find(config.dir, split, [[f"{split}.conll"], [f"{split}.jsonl"]])
     tags = {tag for _, tags in _read(path, config.invalid, Counter()) for tag in tags}
@@ -102,19 +102,19 @@ def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Ta
 
 
 def _fault_of(line: str, cells: Sequence[str], columns: int) -> str:
-    """Return why a line is not a word and a tag, or differs from those before in its number of columns; "" if not."""
+    """Return why a line is not a word and its tag, or has another number of columns than those before; else ""."""
     if len(cells) < 2 or not all(map(str.strip, (cells[0], cells[-1]))):
-        return f"{line[:80]!r} is not a word and its tag, with a TAB or spaces between"
+        return f"{line[:80]!r} is not a word and its tag, separated by a TAB or spaces"
     if columns and len(cells) != columns:
-        return f"{len(cells)} columns, where lines before it have {columns}; give all the same number"
+        return f"{len(cells)} columns, but earlier lines have {columns}; give all the same number"
     spaced = next((cell for cell in (cells[0], cells[-1]) if cell.split() != [cell]), "")
-    return f"{spaced[:80]!r} holds white space: a word or tag has none; fix the line" if spaced else ""
+    return f"{spaced[:80]!r} contains white space, but a word or tag has none; fix the line" if spaced else ""
 
 
 def _of_object(invalid: str, counts: Counter[str], line: str) -> Tagged:
     """Return the sentence of {"words": [...], "tags": [...]}.
 
-    Raises ValueError for another value, lists of different lengths, and words and tags that are empty or hold white
+    Raises ValueError for another value, lists of different lengths, and words and tags that are empty or contain white
     space.
     """
     record = parse_json(line)
@@ -126,5 +126,5 @@ def _of_object(invalid: str, counts: Counter[str], line: str) -> Tagged:
         raise ValueError(f"{len(words)} words but {len(tags)} tags: give every word one")
     for text in (*words, *tags):
         if text.split() != [text]:
-            raise ValueError(f"{text[:80]!r} is not a word or tag: it is empty or holds white space")
+            raise ValueError(f"{text[:80]!r} is not a word or tag: it is empty or contains white space")
     return words, tags

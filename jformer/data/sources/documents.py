@@ -2,8 +2,8 @@
 
 The name of a split may end in a share of the file, as in "input[:90%]" and "input[90%:]", so that one file holds all
 splits. The share [a%:b%] of n lines has lines n·a/100 up to but excluding n·b/100, both rounded down, so adjacent
-shares hold every line once. A paragraph that a border cuts gives an example to either side. With
-`data.share_of=characters` a whole file is shared out by its characters the same way; all of it must then be valid text.
+shares hold every line once. A paragraph that a boundary cuts becomes an example on either side. With
+`data.share_of=characters` a whole file is divided by characters in the same way; all of it must then be valid text.
 """
 
 import functools
@@ -80,7 +80,7 @@ def _characters(lines: Iterator[str], first: int, last: int) -> Iterator[str]:
 
 
 def _paragraphs(lines: Iterator[str]) -> Iterator[str]:
-    """Join the lines between lines that are empty or white space."""
+    """Join the lines between blank lines."""
     for filled, block in itertools.groupby(lines, key=lambda line: bool(line.strip())):
         if filled:
             yield "\n".join(block)

@@ -1,4 +1,4 @@
-"""Generated corpora, without files: the quickstart and tasks of letters; `open_built` opens one of your own.
+"""Generated corpora, without files: the quickstart and tasks of letters; `open_built` opens your own.
 
 Besides train, valid and test, the tasks of letters have a split for any range of lengths beyond those of training: the
 split "21-30" has HELD_OUT pairs of 21 to 30 letters.

@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 
     @property
     def references(self) -> tuple[str, ...]:
-        """The texts that an answer is compared with: blank ones are missing, unless nothing else is there."""
+        """The texts that an answer is compared with, without blank ones unless there is no other."""
         return tuple(text for text in (self.target, *self.others) if text.strip()) or (self.target,)
 
 
@@ -44,9 +44,9 @@ class Pair(NamedTuple):
 class Split:
     """One named part of a corpus, ready to be read any number of times.
 
-    `fingerprint` is a SHA-256 over all that the pairs depend on. Each call of `read` yields every pair in order, counts
-    changes and findings by reason, and raises UserError at the first invalid text. `size` is the number of pairs, 0 if
-    not known in advance.
+    `fingerprint` is a SHA-256 over everything that the pairs depend on. Each call of `read` yields every pair in order,
+    counts changes and findings by reason, and raises UserError at the first invalid text. `size` is the number of
+    pairs, 0 if not known in advance.
 
     Several processes can read parts of a `seekable` split: its size is known, and `read`, which can be pickled, takes
     the number of the pair to begin at, and reads none before it.
@@ -65,7 +65,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def listed(name: str, identity: str, pairs: Sequence[Pair], found: Counter[str]) -> Split:
-    """Return a split of pairs that are in memory; `found` counts what was found when they were read."""
+    """Return a split of pairs in memory; `found` has the findings counted when they were read."""
 
     def read(counts: Counter[str]) -> Iterator[Pair]:
         counts.update(found)
@@ -83,7 +83,7 @@ def find_shards(folder: str, split: str, suffixes: list[tuple[str, ...]]) -> lis
         suffixes: the layouts, as in [(".en", ".de"), (".tsv",)].
 
     Raises:
-        UserError: there is none, or a shard is incomplete, occurs twice or is missing from those NAME-00000-of-00500.
+        UserError: there is none, or a shard is incomplete, duplicate, or missing among those NAME-00000-of-00500.
     """
     root, stems = find_folder(folder, remote=True), list[str]()
     for part in split.split("+"):
@@ -106,7 +106,7 @@ def find_shards(folder: str, split: str, suffixes: list[tuple[str, ...]]) -> lis
 
 
 def _refuse_gaps(folder: str, stems: list[str]) -> None:
-    """Raise UserError for shards that are missing, by the names of those that are there."""
+    """Raise UserError for shards that are missing, judging by the names of those found."""
     sets: dict[tuple[str, int], set[int]] = {}
     for stem in stems:
         if match := re.fullmatch(r"(.*)-(\d+)-of-(\d+)", stem):
@@ -149,7 +149,7 @@ def find_folder(folder: str, remote: bool = False) -> Path:
     if not folder:
         raise UserError("data.dir='': name the folder that holds the data")
     if "://" in folder and not remote:
-        raise UserError(f"data.dir={folder!r}: this data.source reads folders on disk alone; copy the data")
+        raise UserError(f"data.dir={folder!r}: this data.source reads only local folders; copy the data")
     try:
         root = epath.Path(folder) if "://" in folder else Path(folder).expanduser()
         there = root.is_dir()

@@ -1,4 +1,4 @@
-"""Questions about paragraphs as a source: files of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), read as they are.
+"""Questions about paragraphs as a source: files of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), read as published.
 
 The target of a pair is the first answer, with its start; the other answers are further references. Opening a split
 reads and checks all of it, so that errors are found before training.
@@ -63,7 +63,7 @@ def _answer(answer: Any, context: str, at: str, invalid: str, counts: Counter[st
     text = _text(_value(answer, "text", str, at), invalid, counts, at)
     start = _value(answer, "answer_start", int, at)
     if not text.strip():
-        raise ValueError(f"{at}: an answer of white space; write its text, or 'is_impossible': true")
+        raise ValueError(f"{at}: the answer is blank; write its text, or 'is_impossible': true")
     if start < 0 or not context.startswith(text, start):
         there = context[max(start, 0) :][: len(text)]
         raise ValueError(
@@ -87,5 +87,5 @@ def _value(record: Any, key: str, kind: type, where: str) -> Any:
     """Return the value under a key. Raise ValueError naming the place if it is missing or of another type."""
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{where}: needs {KINDS[kind]} under {key!r}, as SQuAD has it")
+        raise ValueError(f"{where}: needs {KINDS[kind]} under {key!r}, as in SQuAD")
     return value

@@ -1,8 +1,8 @@
 """Parquet and Arrow files as a source, such as those of Hugging Face's `datasets`: a split may have shards.
 
-A column is named by data.source_language and data.target_language, or a field of the column `translation` is. Classes
-are read by their names, which `datasets` stores with the schema. Without a source_language, the target is a text for
-itself, which may have several lines.
+data.source_language and data.target_language name columns, or fields of the column `translation`. Classes are read as
+their names, which `datasets` stores with the schema. Without a source_language, the target is plain text, which may
+have several lines.
 """
 
 import functools
@@ -64,11 +64,11 @@ def _batches(path: Path, names: tuple[str, str], decoded: bool = True) -> Iterat
             columns = [name for name in (*names, "translation") if decoded and name in schema.names]
             yield from whole.iter_batches(ROWS, columns=columns) if path.suffix == ".parquet" else whole
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a whole {path.suffix} file ({error}); fetch it again") from error
+        raise UserError(f"{path}: not a complete {path.suffix} file ({error}); fetch it again") from error
 
 
 def _column(schema: pa.Schema, name: str, path: Path) -> None:
-    """Raise UserError if a table has no text or class of a name."""
+    """Raise UserError if a table has no text or class column of a name."""
     field = schema.field(name) if name in schema.names else None
     if field is None and "translation" in schema.names:
         fields = {each.name: each for each in schema.field("translation").type}
@@ -77,7 +77,7 @@ def _column(schema: pa.Schema, name: str, path: Path) -> None:
         pa.types.is_string(field.type) or pa.types.is_large_string(field.type) or _classes(schema, name)
     ):
         known = ", ".join(schema.names)
-        raise UserError(f"{path}: no column of texts or classes {name!r}; it has {known}: set data.*_language")
+        raise UserError(f"{path}: no text or class column {name!r}; it has {known}: set data.*_language")
 
 
 def _texts(batch: pa.RecordBatch, name: str) -> list[Any]:

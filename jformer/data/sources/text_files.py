@@ -23,7 +23,7 @@ TABLES: list[tuple[str, ...]] = [(".tsv",), (".jsonl",)]
 
 
 class Shard(NamedTuple):
-    """The files of a part of a split, of as many lines each."""
+    """The files of a shard of a split, with equally many lines."""
 
     paths: tuple[Path, ...]
     lines: int
@@ -62,7 +62,7 @@ def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]
 
 
 def split_of(name: str, identity: str, shards: Sequence[Shard], read: Read) -> Split:
-    """Return the split that the pairs of all shards are."""
+    """Return the split of the pairs of all shards."""
     size = sum(each.lines for each in shards)
     skips = all(seekable(starts, each.lines) for each in shards for starts in each.starts)
     whole = functools.partial(_read_shards, shards, read)

@@ -1,7 +1,7 @@
-"""TFDS sets of texts as a source: prepared if needed as array_record files, and read, all without TensorFlow.
+"""TFDS text data sets as a source, prepared if needed as array_record files and read, all without TensorFlow.
 
-A feature is a text or a class, whose name is read. Without a source_language, the target is a text for itself, which
-may have several lines.
+A feature is a text, or a class read as its name. Without a source_language, the target is plain text, which may have
+several lines.
 
 Importing this takes most of a second, so only `sources` imports it, when a config needs it.
 """
@@ -109,7 +109,7 @@ def _nearest_configs(name: str) -> str:
     builder, _, wanted = name.partition("/")
     try:
         configs = tfds.builder_cls(builder).builder_configs
-    except ValueError:  # the builder's name is no name at all
+    except ValueError:  # not a valid name of a builder
         return ""
     return f" {', '.join(difflib.get_close_matches(wanted, configs, n=10, cutoff=0))}"
 
@@ -147,7 +147,7 @@ _PREPARATION_ERRORS = (
 
 @contextlib.contextmanager
 def _extraction_without_tensorflow() -> Iterator[None]:
-    """Let TFDS unpack archives where TensorFlow is absent: give its extractor the two functions it takes from it."""
+    """Let TFDS unpack archives without TensorFlow: give its extractor the two functions that it calls."""
     if importlib.util.find_spec("tensorflow"):
         yield
         return

@@ -22,7 +22,7 @@ from jformer.errors import UserError
 from jformer.integrity import parse_object
 from jformer.plugins import is_own
 
-BEFORE = ("a", "x", "0", "(", "的")  # what a phrase may follow, within a word and outside
+BEFORE = ("a", "x", "0", "(", "的")  # what may precede a phrase, within a word and outside
 
 __all__ = [
     "BOS",
@@ -111,15 +111,15 @@ def spellings(tokenizer: Tokenizer, phrase: str) -> list[list[int]]:
 
 
 def beginning(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text that an output begins with; white space at its end is left out as `closed` does."""
+    """Return the ids of the beginning of an output, without trailing white space where `closed` drops it."""
     (ids,) = _cut(tokenizer)([closed(tokenizer, text)])
     return ids
 
 
 def closed(tokenizer: Tokenizer, text: str) -> str:
-    """Return the beginning of a text without the white space at its end, if the next token may begin with that space.
+    """Return the beginning of a text without its trailing white space, if the next token may begin with that space.
 
-    So it is with subwords; characters and bytes have a token for the space, which stays.
+    Subwords may; characters and bytes have a token for the space, which stays.
     """
     if text == text.rstrip():
         return text
@@ -129,7 +129,7 @@ def closed(tokenizer: Tokenizer, text: str) -> str:
 
 
 def _cut(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[list[int]]]:
-    """Return what encodes texts without the prefix that imported tokenizers may put in front of each."""
+    """Return a function that encodes texts without the prefix that imported tokenizers may prepend."""
     return getattr(tokenizer, "cut", tokenizer.encode)
 
 
@@ -141,12 +141,12 @@ def learn(
     Args:
         kind: a key of TOKENIZERS, or `package.module:Class` (see OwnTokenizer).
         lines: the training text, read once.
-        size: the most ids of a word or subword vocabulary; it is smaller if the text has fewer. For images, the size
-            in pixels that all sides are resized to; 0 = all images are alike.
+        size: most ids of a word or subword vocabulary, which is smaller if the text has fewer. For images, the size
+            in pixels that all sides are resized to; 0 = all images have one size.
         normalization: "identity" or "nfkc", applied to each text before it is cut.
         split_digits: subwords never join digits.
 
-    Further keyword arguments are those of `learn_subwords`, which other kinds do not read.
+    Further keyword arguments are those of `learn_subwords`, which other kinds ignore.
 
     Raises:
         UserError: unknown kind, no text, or a size too small for the symbols and the characters.
@@ -156,7 +156,7 @@ def learn(
     lines = iter(lines)
     first = next((line for line in lines if line.strip()), None)
     if first is None:
-        raise UserError("the training split holds no text to learn a tokenizer from; look at data.dir and data.train")
+        raise UserError("the training split holds no text to learn a tokenizer from; check data.dir and data.train")
     lines = itertools.chain([first], lines)
     found = plugins.find("data.tokenizer", kind, TOKENIZERS)
     options = subwords if kind in KINDS else {}
@@ -180,7 +180,7 @@ def load(directory: Path, name: str) -> Tokenizer:
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f" ({error})" if path == table and type(error) is ValueError else ""
         raise UserError(
-            f"{path} is not a tokenizer of ours, or is damaged{reason}; restore it or train again"
+            f"{path} is not a jformer tokenizer, or is damaged{reason}; restore it or train again"
         ) from error
 
 

@@ -62,7 +62,7 @@ class BpeDropout(SubwordTokenizer):
         parts = enumerate(self._symbols.split(text))  # every second one is a symbol
         words = itertools.chain.from_iterable([part] if i % 2 else WORDS.findall(part) for i, part in parts)
         ids = itertools.chain.from_iterable(map(self._next_cut, words))
-        # As sentencepiece does, unknown characters side by side are one token.
+        # As in sentencepiece, adjacent unknown characters are one token.
         return [i for is_unknown, group in itertools.groupby(ids, UNK.__eq__) for i in ([UNK] if is_unknown else group)]
 
     def _next_cut(self, word: str) -> list[int]:
@@ -86,7 +86,7 @@ class BpeDropout(SubwordTokenizer):
             pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
     def _ids(self, piece: str) -> list[int]:
-        """Return the id of a piece; of a character that is none, its bytes or UNK."""
+        """Return the id of a piece or, for an unknown character, its bytes or UNK."""
         if piece in self._rank or not self.byte_fallback:
             return [self._rank.get(piece, UNK)]
         return [self._rank[f"<0x{byte:02X}>"] for byte in piece.encode()]

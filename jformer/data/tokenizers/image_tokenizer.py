@@ -46,13 +46,13 @@ class ImageTokenizer(OneFile):
         if image.shape != self.shape:
             found, wanted = (" by ".join(map(str, shape)) for shape in (image.shape, self.shape))
             raise UserError(
-                f"{place} is {found}, not {wanted} like the first image of training; make all alike, or set "
+                f"{place} is {found}, not {wanted} like the first training image; make all images one size, or set "
                 "data.image_size"
             )
         return np.array(image).reshape(-1)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Refuse: pixels are no text."""
+        """Raise NotImplementedError: pixels are not text."""
         raise NotImplementedError("an image has no text to decode")
 
 

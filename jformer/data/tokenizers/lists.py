@@ -25,7 +25,7 @@ RULES: dict[str, tuple[Callable[[str], list[str]], Callable[[Iterable[str]], str
 }
 
 
-LABELS_SHOWN = 20  # in the error that names those known
+LABELS_SHOWN = 20  # in the error for an unknown label
 
 
 def label_set(text: str) -> list[str]:
@@ -97,10 +97,10 @@ class LabelTokenizer(ListTokenizer):
 
     def __init__(self, kind: str, normalization: str, tokens: Sequence[str], counts: Sequence[int] = ()) -> None:
         super().__init__(kind, normalization, tokens, **({"counts": counts} if counts else {}))
-        self.counts = counts  # training examples of each label; none for those of a model from elsewhere
+        self.counts = counts  # training examples of each label; empty for an imported model
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Look up each label or tag. Raise UserError for the first that training did not hold."""
+        """Look up each label or tag. Raise UserError for the first that the training data lacks."""
         ids = super().encode(lines)
         unknown = next((i for i, each in enumerate(ids) if UNK in each), None)
         if unknown is not None:
@@ -117,14 +117,14 @@ class LabelTokenizer(ListTokenizer):
 def learn_labels(kind: str, lines: Iterable[str], normalization: str) -> LabelTokenizer:
     """List the labels of the training text in alphabetical order, and count the examples of each.
 
-    Raises UserError for labels that differ in white space at their ends alone.
+    Raises UserError for labels that differ only in leading or trailing white space.
     """
     split, normalize = RULES[kind][0], NORMALIZATIONS[normalization]
     counts = Counter(label for line in lines if line.strip() for label in split(normalize(line)))
     labels = sorted(counts)
     for label in labels:
         if label.strip() != label and label.strip() in counts:
-            raise UserError(f"labels {label.strip()!r} and {label!r} differ in white space alone: write both alike")
+            raise UserError(f"labels {label.strip()!r} and {label!r} differ only in white space: spell both the same")
     return LabelTokenizer(kind, normalization, labels, [counts[label] for label in labels])
 
 

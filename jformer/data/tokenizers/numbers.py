@@ -1,4 +1,4 @@
-"""Numbers as tokens: the bits of a float32, with the spread of the training numbers as its unit."""
+"""Numbers as tokens: the bits of a float32, in units of the training numbers' standard deviation."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ class NumberTokenizer(OneFile):
         self.mean, self.deviation = mean, deviation
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the id of each number. Raise UserError for the first text that is none."""
+        """Return the id of each number. Raise UserError for the first text that is not a number."""
         values = np.array([(_parse(line) - self.mean) / self.deviation for line in lines], np.float32)
         return [[int(bits)] for bits in values.view(np.uint32)]
 

@@ -1,6 +1,6 @@
 """Tokenizers of published models: those of the `tokenizers` library, and sentencepiece models with a list of ids.
 
-Their ids are theirs, and so are the symbols. Each is one JSON file of ours that holds all of the published files.
+They keep their own ids and symbols. Each is saved as one JSON file that holds all of the published files.
 """
 
 import base64
@@ -129,15 +129,15 @@ class PiecesTokenizer(OneFile):
         prefix: str = "",
         added: Sequence[str] = (),
     ) -> None:
-        """Hold what the tokenizer is made of.
+        """Wrap a sentencepiece model.
 
         Args:
             model: sentencepiece's, in base64.
             ids: entry → its id, of all entries.
-            symbols: as `Symbols` has them, which `read_symbols` reads.
+            symbols: the fields of `Symbols`, for `read_symbols`.
             specials: entries that stand for no text.
             prefix: put in front of every text.
-            added: entries that are no pieces of the model, but texts.
+            added: entries that are texts but not pieces of the model.
         """
         more = {"added": list(added)} if added else {}
         super().__init__(
@@ -161,7 +161,7 @@ class PiecesTokenizer(OneFile):
         return _written(self.ids, self.vocab_size)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Cut the texts into pieces. Specials in a text are themselves, and so is Marian's '>>fra<<' before one."""
+        """Split the texts into pieces. Specials in a text keep their ids, and so does Marian's '>>fra<<' before one."""
         return self.cut([self._prefix + line for line in lines])
 
     def cut(self, texts: Sequence[str]) -> list[list[int]]:
@@ -186,7 +186,7 @@ class PiecesTokenizer(OneFile):
         return not any(special.startswith("__") for special in self.specials)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Join the pieces; what stands for no text is left out, and what was added has spaces around it."""
+        """Join the pieces, leaving out specials and surrounding added entries with spaces."""
         pieces = [piece for piece in (self.tokens[int(i)] for i in ids) if piece not in self.specials]
         groups = itertools.groupby(pieces, key=frozenset(self.added).__contains__)
         texts = [" ".join(group) if added else self._processor.decode_pieces(list(group)) for added, group in groups]
@@ -235,7 +235,7 @@ def read_symbols(stored: Mapping[str, object]) -> Symbols:
 
 
 def clean_up(text: str) -> str:
-    """Take the space before English marks and clitics away, as their BERT does when it decodes."""
+    """Remove the space before English punctuation and clitics, as the BERT of transformers does in decoding."""
     for apart in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(apart, apart.strip())
     return text

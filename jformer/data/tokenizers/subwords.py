@@ -1,4 +1,4 @@
-"""Subwords: sentencepiece models, BPE and unigram, learned so that no character of the text is lost, or given."""
+"""Subwords: sentencepiece models, BPE and unigram, imported or learned so that no character of the text is lost."""
 
 import functools
 import io
@@ -12,18 +12,18 @@ import sentencepiece
 from jformer.data.tokenizers.symbols import BOS, EOS, PAD, SYMBOLS, UNK, UNKNOWN, OneFile, texts_only
 from jformer.errors import UserError
 
-THREADS = -1  # that cut texts: as many as there are cores; 1 in a process beside which others use the other cores
+THREADS = -1  # that encode texts: -1 = one per core; 1 in a worker process, as others use the other cores
 LONGEST_LINE = 4_096  # characters of a training line; longer lines are split
 NORMALIZATIONS = ("identity", "nfkc")
 KINDS = ("unigram", "bpe")  # by the number that sentencepiece gives them, from 1
-NORMAL, UNKNOWN_PIECE, CONTROL, USER_DEFINED = range(1, 5)  # types of pieces; the last are never cut
+NORMAL, UNKNOWN_PIECE, CONTROL, USER_DEFINED = range(1, 5)  # types of pieces; user-defined ones are never split
 
 
 class SubwordTokenizer(OneFile):
     """A sentencepiece model, BPE or unigram, with its normalization inside.
 
-    With identity normalization decoding gives the text back, runs of spaces and line feeds too. The exception is
-    sentencepiece's own sign for a space, ▁ (U+2581): it comes back as a space.
+    With identity normalization, decoding restores the text, including runs of spaces and line feeds. The exception is
+    sentencepiece's own sign for a space, ▁ (U+2581), which becomes a space.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -61,7 +61,7 @@ class SubwordTokenizer(OneFile):
 
     @property
     def byte_fallback(self) -> bool:
-        """Whether a character that is not in the vocabulary is cut into bytes."""
+        """Whether a character that is not in the vocabulary is split into bytes."""
         return bool(self._stored.trainer_spec.byte_fallback)
 
     @functools.cached_property
@@ -71,12 +71,12 @@ class SubwordTokenizer(OneFile):
 
     @functools.cached_property
     def reserved(self) -> frozenset[str]:
-        """The pieces that no text is cut into: symbols, languages and bytes."""
+        """The pieces that no text is split into: symbols, languages and bytes."""
         return frozenset(piece.piece for piece in self._stored.pieces if piece.type not in (NORMAL, USER_DEFINED))
 
     @property
     def is_ours(self) -> bool:
-        """Whether texts are prepared as by models that jformer learns, which other libraries can be told."""
+        """Whether texts are prepared as by models that jformer learns, which other libraries can reproduce."""
         spec = self._stored.normalizer_spec
         plain = spec.add_dummy_prefix and spec.escape_whitespaces and not spec.remove_extra_whitespaces
         known = plain and spec.name in NORMALIZATIONS and not (self.kind == "unigram" and self.byte_fallback)
@@ -84,11 +84,11 @@ class SubwordTokenizer(OneFile):
 
     @property
     def normalization(self) -> str:
-        """What is done to a text before it is cut."""
+        """The name of the normalization applied to a text before it is split."""
         return str(self._stored.normalizer_spec.name)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Cut the texts into pieces, in THREADS threads."""
+        """Split the texts into pieces, in THREADS threads."""
         pieces: list[list[int]] = self._processor.encode(list(lines), num_threads=THREADS)
         return pieces
 
@@ -120,11 +120,11 @@ def learn_subwords(
     Args:
         model_type: "bpe" or "unigram".
         lines: the training text, read once.
-        vocab_size: the most ids, the four symbols included; a small text may have fewer pieces.
-        normalization: "identity" or "nfkc", applied to each text before it is cut, also later.
+        vocab_size: maximum number of ids, the four symbols included; a small text may have fewer pieces.
+        normalization: "identity" or "nfkc", applied to each text before it is split, now and later.
         split_digits: each digit is a piece of its own.
         coverage: the share of the text's characters that the vocabulary holds, the most frequent ones.
-        byte_fallback: any other character is cut into bytes, which are pieces.
+        byte_fallback: any other character is split into bytes, which are pieces.
         symbols: single pieces wherever a text holds them.
         controls: pieces that no text holds, such as languages.
 
@@ -164,9 +164,9 @@ def learn_subwords(
 
 
 def read_subwords(path: Path, symbols: Sequence[str] = (), controls: Sequence[str] = ()) -> SubwordTokenizer:
-    """Return a sentencepiece model from a file, its pieces numbered behind our four symbols and those added.
+    """Read a sentencepiece model from a file, its pieces renumbered after our four symbols and the added ones.
 
-    A text is cut by the scores of the pieces, so their numbers are free. `symbols` and `controls` are as for
+    Pieces are chosen by their scores, so their numbers are free. `symbols` and `controls` are as for
     `learn_subwords`, unless the model has them. Raises UserError for anything but a BPE or unigram model.
     """
     try:
@@ -176,7 +176,7 @@ def read_subwords(path: Path, symbols: Sequence[str] = (), controls: Sequence[st
             raise ValueError("words or characters")
     except OSError as error:
         raise UserError(f"data.vocabulary={str(path)!r}: {error.strerror}; name a sentencepiece model") from error
-    except Exception as error:  # protobuf's own, too
+    except Exception as error:  # protobuf has its own types
         raise UserError(f"data.vocabulary={str(path)!r} is not a sentencepiece model of BPE or unigram") from error
     roles = {spec.pad_piece, spec.bos_piece, spec.eos_piece, spec.unk_piece}
     ours = [piece for piece in pieces if piece.piece not in roles and piece.piece not in SYMBOLS]
@@ -197,12 +197,12 @@ def read_subwords(path: Path, symbols: Sequence[str] = (), controls: Sequence[st
 def _parsed(content: bytes) -> Any:
     from sentencepiece import sentencepiece_model_pb2
 
-    read: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+    read: Any = sentencepiece_model_pb2  # its classes are created at import
     return read.ModelProto.FromString(content)
 
 
 def _learnable(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the text in a form of which sentencepiece skips nothing.
+    """Yield the text in a form in which sentencepiece skips nothing.
 
     sentencepiece skips lines with ▅ (U+2585), its sign for unknown characters, so replace it; it remains unknown.
     Unigram training takes minutes on a line of a million letters, so split long lines. And sentencepiece strips line

@@ -13,7 +13,7 @@ from jformer.storage import replace_content
 PAD, BOS, EOS, UNK = range(4)
 SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
 NUM_SYMBOLS = len(SYMBOLS)
-LISTED = ("before", "after", "between", "noise")  # symbols of which there are several
+LISTED = ("before", "after", "between", "noise")  # fields that hold several symbols
 UNKNOWN = "⁇"  # how decoded text shows UNK
 
 
@@ -38,7 +38,7 @@ class OneFile:
 
     symbols = Symbols()
     mends_spaces = False
-    _replaced = b""  # symbols that are not those of the file
+    _replaced = b""  # symbols that replace the file's
 
     def __init__(self, suffix: str, content: bytes) -> None:
         self._suffix, self._content = suffix, content

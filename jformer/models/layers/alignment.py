@@ -20,13 +20,13 @@ SCORES = ("none", "additive", "dot", "general", "concat")
 
 
 class RecurrentAttention(nn.Module):
-    """Scores of source positions, and the mean of their vectors that the scores weigh."""
+    """Scores of source positions, and the mean of their vectors, weighted by the scores."""
 
     score: str
     features: int  # a
 
     def setup(self) -> None:
-        """Make what the score multiplies with."""
+        """Make the parameters of the score."""
         init = nn.initializers.xavier_uniform()
         if self.score != "dot":
             self.memory = Dense(self.features, init, use_bias=False)

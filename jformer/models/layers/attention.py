@@ -76,7 +76,7 @@ class Attention(nn.Module):
     ) -> Float[Array, "b t d"]:
         """Attend from x to keys and values. Where intermediates are collected, sow the weights and their mask.
 
-        Devices of `sequence`, which have some positions of x and kv each, attend over whole rows, with some heads each.
+        Where `sequence` splits positions, a device holds some of x and kv, and attends over whole rows with some heads.
 
         Args:
             x: the hidden states that queries are projected from.

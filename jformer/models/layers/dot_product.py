@@ -51,7 +51,7 @@ def attend(
     """
     b, t, h, _ = q.shape
     s, g = kv["k"].shape[1:3]
-    # Queries are scaled, as there are more scores than queries.
+    # Scale the queries rather than the scores, of which there are more.
     q = (q * scale).reshape(b, t, g, h // g, -1)  # [b t h k] → [b t g r k]
     scores = query_key_scores(q, kv["k"])  # [b g r t s], float32
     scores = scores.reshape(b, h, t, s)

@@ -28,12 +28,12 @@ class Site(enum.IntEnum):
     CROSS_WEIGHTS = 6
     POOLED = 7
     LAYER = 8  # between recurrent layers
-    READOUT = 9  # what a recurrent stack gives
-    OUTPUT = 10  # what a stack of blocks gives
+    READOUT = 9  # the output of a recurrent stack
+    OUTPUT = 10  # the output of a stack of blocks
 
 
 class DropoutKey(NamedTuple):
-    """What the masks depend on: a seed for one pass over one stack, and the row's number within the whole update."""
+    """The source of the masks: a seed for one pass over one stack, and the row's number within the whole update."""
 
     seed: UInt32[Array, ""]
     rows: Int[Array, " b"]

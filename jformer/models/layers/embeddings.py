@@ -25,13 +25,13 @@ def token_table(config: ModelConfig, rows: int) -> Embedding:
 
 
 class InputEmbedding(nn.Module):
-    """Vectors of tokens or patches to what a stack reads (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+    """Turn vectors of tokens or patches into a stack's input (Vaswani et al. 2017, sections 3.4 and 3.5)."""
 
     config: ModelConfig
     max_length: int  # rows of learned positions
 
     def setup(self) -> None:
-        """Make what the config asks for: learned positions, segments, a norm."""
+        """Make the parts that the config names: learned positions, segments, a norm."""
         c = self.config
         if c.positions == "learned":
             self.positions = Embedding(self.max_length, c.d_model, table_init(c, "positions"))

@@ -32,7 +32,7 @@ GATES: dict[str, Callable[[Array], Array]] = {
 
 
 def activation_of(config: ModelConfig) -> Callable[[Array], Array]:
-    """Return the activation, or that of the gate, which a config names: built in or one's own, element by element."""
+    """Return the elementwise activation, or that of the gate, that a config names: built-in or user-defined."""
     found: Callable[[Array], Array] = plugins.find("model.activation", config.activation, {**GATES, **ACTIVATIONS})
     return found
 
@@ -63,7 +63,7 @@ class FeedForward(nn.Module):
         nonlinearity = activation_of(c)
         if c.activation in GATES:
             y = recomputed(lambda gate, up: nonlinearity(gate) * up)(self.gate(x), self.up(x))
-        elif c.activation == "relu":  # whose gradient needs a sign alone
+        elif c.activation == "relu":  # its gradient needs only the sign
             y = nonlinearity(self.up(x))
         else:
             y = recomputed(nonlinearity)(self.up(x))

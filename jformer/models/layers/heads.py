@@ -50,7 +50,7 @@ class TokenHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """All positions to one vector, or each of them for itself."""
+    """Pool all positions to one vector, or keep each of them."""
 
     config: ModelConfig
 
@@ -64,7 +64,7 @@ class Pooler(nn.Module):
     ) -> Float[Array, "b t d"]:
         """Take the first, last or final of the real positions, or their mean (t = 1), or all; project, and drop out.
 
-        The real positions of a row stand together, behind those of other texts.
+        The real positions of a row are contiguous, after those of other texts.
         """
         c = self.config
         if c.head.pooling == "mean":
@@ -84,5 +84,5 @@ class Pooler(nn.Module):
 
 
 def class_head(config: ModelConfig) -> Dense:
-    """Build the projection of what was pooled to logits over classes."""
+    """Build the projection from pooled vectors to logits over classes."""
     return Dense(config.head.num_classes, kernel_init(config, "head"), dtype="float32")

@@ -1,4 +1,4 @@
-"""How parameters are drawn: rules named after the papers that gave them. Each sees one layer's 2-D kernel, no stack.
+"""Initialisation rules, named after the papers they are from. Each sees one layer's 2-D kernel, never a stack.
 
 A role says what a kernel is for: query, key, value, output (of attention), gate, up, down (of the feed-forward),
 patches, pooler, or head (to logits). A table's role is tokens, positions, segments or relative.
@@ -39,7 +39,7 @@ KERNELS: dict[str, Callable[[ModelConfig, str, int], Init]] = {  # rule → (con
     "vit": _vit,  # Dosovitskiy et al. 2021: the classifier starts at zero
 }
 
-TABLES: dict[str, dict[str, float]] = {  # deviations; what is not named has d_model^-0.5, with mup the base's
+TABLES: dict[str, dict[str, float]] = {  # deviations; others have d_model^-0.5, with mup the base's
     "bert": {"tokens": 0.02, "positions": 0.02, "segments": 0.02},
     "gpt2": {"tokens": 0.02, "positions": 0.01},
     "t5": {"tokens": 1.0},
@@ -48,11 +48,11 @@ TABLES: dict[str, dict[str, float]] = {  # deviations; what is not named has d_m
 
 
 def kernel_init(config: ModelConfig, role: str, layers: int = 1, beta: float = 1.0) -> Init:
-    """Return how a kernel float32 [in out] of a stack of `layers` is drawn.
+    """Return the initializer of a kernel float32 [in out] in a stack of `layers`.
 
     With attention_scale 'one' the queries' kernel carries the 1/sqrt(k) that attention leaves out. `beta` is DeepNorm's
-    (Wang et al. 2022) and shrinks what its paper shrinks. With mup deviations go with the width^-0.5 under every rule,
-    and the projection to logits begins at zero (Yang et al. 2022, appendix D.2).
+    (Wang et al. 2022) and shrinks what its paper shrinks. With mup deviations scale as width^-0.5 under every rule, and
+    the projection to logits starts at zero (Yang et al. 2022, appendix D.2).
     """
     if config.parametrization == "mup" and role == "head":
         return nn.initializers.zeros_init()
@@ -64,13 +64,13 @@ def kernel_init(config: ModelConfig, role: str, layers: int = 1, beta: float = 1
 
 
 def table_init(config: ModelConfig, role: str) -> Init:
-    """Return how a table float32 [rows d] is drawn: normal, truncated at two deviations where kernels are."""
+    """Return the initializer of a table float32 [rows d]: normal, truncated at two deviations where kernels are."""
     draw = nn.initializers.truncated_normal if config.init == "bert" else nn.initializers.normal
     return draw(TABLES.get(config.init, {}).get(role, config.scale_width**-0.5))
 
 
 def bias_init(config: ModelConfig, role: str) -> nn.initializers.Initializer:
-    """Return how a bias is drawn: zeros, except in the feed-forward of ViT."""
+    """Return the initializer of a bias: zeros, except in the feed-forward of ViT."""
     tiny = config.init == "vit" and role in ("up", "down")
     return nn.initializers.normal(1e-6) if tiny else nn.initializers.zeros_init()
 

@@ -27,7 +27,7 @@ LEAST_PAIRS = 512**2  # from which splash attention pays off: a block costs a th
 LANES = 128  # splash attention takes multiples of this many positions
 BLOCKS = (512, 256, LANES)  # of positions, the largest that divides the length
 FUSED = {"tpu": "splash", "gpu": "cudnn"}
-MULTIPLES = {"splash": LANES, "cudnn": 8}  # of positions, which a fused kernel takes without filling rows up
+MULTIPLES = {"splash": LANES, "cudnn": 8}  # of positions, which a fused kernel takes without padding rows
 CUDNN_NEEDS = 8.0  # compute capability: Ampere
 SPLASH_MASKS = {Rule(): "FullMask", Rule(causal=True): "CausalMask"}  # rules that splash attention supports
 
@@ -82,11 +82,11 @@ def _refusal(config: ModelConfig, target: Target, call: Call) -> str:
     reasons = {
         "model.execution.attention_kernel=own": config.execution.attention_kernel == "own",
         f"on {target.platform} there is no fused one": target.platform not in FUSED,
-        f"cuDNN's needs CUDA, which {target.kind} has not": cudnn and not target.cuda,
+        f"cuDNN's needs CUDA, which {target.kind} lacks": cudnn and not target.cuda,
         f"cuDNN's needs compute capability {CUDNN_NEEDS}, and {target.kind} has {target.capability}": (
             cudnn and target.cuda < CUDNN_NEEDS
         ),
-        "its weights are shown": call.shows,
+        "its weights are collected": call.shows,
         f"model.attention_dropout={config.attention_dropout} drops weights": call.drops,
         f"keys of {size} and values of {config.value_size}": size != config.value_size,
         # jax.experimental.pallas.ops.tpu.splash_attention
@@ -95,7 +95,7 @@ def _refusal(config: ModelConfig, target: Target, call: Call) -> str:
         ),
         f"positions={config.positions} add to the scores": splash and call.biased,
         f"splash attention has no mask for {call.rule}": splash and call.rule not in SPLASH_MASKS,
-        f"{lengths}: {LANES} do not divide them": splash and bool(call.queries % LANES or call.keys % LANES),
+        f"{lengths}: not multiples of {LANES}": splash and bool(call.queries % LANES or call.keys % LANES),
         f"{lengths}: few enough to store their scores": splash and call.queries * call.keys < LEAST_PAIRS,
         f"mesh.tensor={call.tensor} does not divide the heads": bool(config.kv_heads % call.tensor),
         # jax.nn.dot_product_attention: check_layout and check_is_flash_attention of its cuDNN
@@ -106,7 +106,7 @@ def _refusal(config: ModelConfig, target: Target, call: Call) -> str:
 
 
 def is_own_attention(config: ModelConfig) -> bool:
-    """Return whether the kernels of this module attend: not in recurrent models, nor where a plugin does."""
+    """Return whether attention uses the kernels of this module: not in recurrent models, nor if user-defined."""
     return not config.recurrent.cell and config.attention == "multi_head"
 
 
@@ -145,7 +145,7 @@ def build_error(target: Target, size: int, call: Call) -> str:
 def _build_error(device: jax.Device, kernel: str, dtype: str, size: int, causal: bool, biased: bool) -> str:
     """Return why a kernel does not run forward and backward on a device that is here, or ''.
 
-    It runs in a thread of its own, because a program may be being traced, over a mesh, in this one.
+    It runs in its own thread, because this one may be tracing a program over a mesh.
     """
     length = BLOCKS[0]
 
@@ -190,7 +190,7 @@ def attend_cudnn(
 
     A dense mask becomes a bias of every row. Rows that hold one text need none: causality hides the padding at their
     end, and lengths do it where nothing else is hidden. These are the combinations with which JAX tests cuDNN's.
-    Positions are filled up to a multiple of 8 with padding that no query sees.
+    Positions are padded to a multiple of 8; no query sees the padding.
 
     Args:
         q, kv, bias, scale: those of `dot_product.attend`.
@@ -218,7 +218,7 @@ def attend_cudnn(
 
 
 def _fill(axes: str, x: Array) -> Array:
-    """Fill the axes of positions up to what cuDNN's attention takes."""
+    """Pad the axes of positions to a multiple that cuDNN's attention takes."""
     missing = [-size % MULTIPLES["cudnn"] * (axis in "ts") for axis, size in zip(axes.split(), x.shape, strict=True)]
     return jnp.pad(x, [(0, each) for each in missing]) if any(missing) else x
 

@@ -1,4 +1,4 @@
-"""One block as the layers of a stack: each with its own parameters, or all with the same."""
+"""Repeat one block as the layers of a stack, each with its own parameters or all with the same."""
 
 import functools
 import operator
@@ -13,12 +13,12 @@ from jformer.models.model_config import ModelConfig
 from jformer.parallel.backend import target
 
 F = TypeVar("F", bound=Callable[..., Any])
-REMAT: dict[str, Callable[..., bool] | None] = {  # what a block keeps for the backward pass, where not all of it
+REMAT: dict[str, Callable[..., bool] | None] = {  # what a block saves for the backward pass, if not everything
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
     "full": jax.checkpoint_policies.nothing_saveable,  # its input
 }
-MOST_ON_GPUS = 24  # layers of a stack written out by default; more take minutes to compile
+MOST_ON_GPUS = 24  # layers of a stack unrolled by default; more take minutes to compile
 FINITE = "finite"  # the collection in which blocks report outputs that are not finite
 
 
@@ -51,8 +51,8 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
 def recomputed(function: F) -> F:
     """Return a function of arrays, or a norm, that keeps only its arguments for the backward pass, except on CPUs.
 
-    Accelerators would write and read what each of its steps keeps, but compute it again for nothing inside the kernel
-    that needs it. Where layers are written out, as on GPUs, XLA would otherwise find the two computations equal.
+    Accelerators would write and read the residuals of each step, but recompute them for free inside the kernel that
+    needs them. Where layers are unrolled, as on GPUs, XLA must be kept from merging the two computations.
     """
     platform = target().platform
     if platform == "cpu":
@@ -62,11 +62,11 @@ def recomputed(function: F) -> F:
 
 
 def _written_out(config: ModelConfig, layers: int) -> int:
-    """Return how many layers a program has in place of a loop, if the config leaves it open.
+    """Return how many layers to unroll if the config leaves it open.
 
-    Loops copy: what a layer keeps for the backward pass into and out of arrays of all layers, on GPUs half of all
-    kernels. But rematerialised layers, written out, take more memory on GPUs, and on TPUs a loop moves 7 % more, but
-    compiles in less than half the time (docs/performance.md).
+    Loops copy a layer's residuals into and out of arrays of all layers, which on GPUs is half of all kernels. But
+    unrolled rematerialised layers take more memory on GPUs, and on TPUs a loop moves 7 % more data, but compiles in
+    less than half the time (docs/performance.md).
     """
     if target().platform == "gpu":
         return layers if layers <= MOST_ON_GPUS and config.execution.remat == "none" else 1

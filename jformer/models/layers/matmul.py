@@ -24,9 +24,10 @@ jax_gradients = jax.make_user_context(False)  # under `with jax_gradients(True)`
 def gradient_by_hand(
     forward: Callable[..., PyTree], backward: Callable[..., PyTree], static: tuple[int, ...] = (), zeros: bool = False
 ) -> Callable[[F], F]:
-    """Decorate a function with a gradient of its own, which is left to JAX under `jax_gradients(True)`.
+    """Decorate a function with a hand-written gradient; under `jax_gradients(True)` JAX derives it instead.
 
-    JAX differentiates a function with a gradient of its own in reverse and once; one without, in every mode and order.
+    JAX differentiates a function with a hand-written gradient only once and in reverse mode, others in every mode and
+    order.
 
     Args:
         forward, backward: those of `jax.custom_vjp`.
@@ -67,7 +68,7 @@ def materialized(x: Array) -> Array:
     """Compute x, transposed or not, before it is multiplied.
 
     XLA:CPU would fuse its computation into the transposing copy that the weight gradient needs, which then reads and
-    writes a few bytes at a time. Elsewhere products read either order.
+    writes a few bytes at a time. On other platforms, products read either layout.
     """
     return jax.lax.optimization_barrier(x) if target().platform == "cpu" else x
 
@@ -100,7 +101,7 @@ def _multiply_backward(
 def matmul(
     x: Float[Array, "... d"], w: Float[Array, "d f"], split: str | None = None, dtype: str | None = None
 ) -> Float[Array, "... f"]:
-    """Multiply in x's dtype by a float32 matrix, into x's dtype or the one that is given.
+    """Multiply in x's dtype by a float32 matrix, into x's dtype or the given one.
 
     The gradients are spelled out because autodiff's form of the weight gradient, a transposed product, falls off
     XLA:CPU's fast path (25 times slower in bfloat16). On a mesh, `split` says how devices share the matrix: COLUMN or

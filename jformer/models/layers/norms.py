@@ -11,7 +11,7 @@ from jformer.models.model_config import ModelConfig
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """Build a norm with float32 statistics and an output in the compute dtype, or call one's own function."""
+    """Build a norm with float32 statistics and an output in the compute dtype, or call a user-defined function."""
     norm: nn.Module = plugins.find("model.norm_type", config.norm_type, NORMS)(config)
     return norm
 

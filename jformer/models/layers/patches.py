@@ -12,7 +12,7 @@ from jformer.models.model_config import ModelConfig
 
 
 def patch_projection(config: ModelConfig) -> Dense:
-    """Build the projection of patches [b p f] to what a stack reads [b p d]."""
+    """Build the projection of patches [b p f] to the input of a stack [b p d]."""
     return Dense(config.d_model, kernel_init(config, "patches"), config.bias)
 
 

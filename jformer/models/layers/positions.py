@@ -30,8 +30,8 @@ def sinusoids(length: int, d_model: int, first: int = 0) -> np.ndarray | Array:
     """Return the table float32 [length d_model] of Vaswani et al. 2017, section 3.5, from position `first` on.
 
     Feature 2i of position p is sin(p / 10000^(2i / d_model)), feature 2i + 1 its cosine: sines and cosines
-    alternate, unlike implementations that put all sines first. It is NumPy's, but where an exported program leaves the
-    length open.
+    alternate, unlike implementations that put all sines first. It is a NumPy array, unless an exported program
+    leaves the length symbolic.
     """
     xp: Any = np if isinstance(length, int) else jnp
     rates = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)

@@ -32,12 +32,12 @@ class Network(nn.Module):
 
 
 def at_precision(precision: str) -> contextlib.AbstractContextManager[None]:
-    """Return the context in which products get a precision of `model.precision`; JAX's caches tell programs apart."""
+    """Return the context in which products get a precision of `model.precision`; JAX caches programs by it."""
     return contextlib.nullcontext() if precision == "default" else jax.default_matmul_precision(precision)
 
 
 def keeping(precision: str | None, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Return a function that is traced at a setting of JAX's, wherever it is called.
+    """Return a function that is always traced at this precision setting of JAX, wherever it is called.
 
     A product keeps the precision of where it was traced, and so do the gradients that JAX derives from it. A gradient
     written by hand is traced later, where the model's setting no longer holds.

@@ -115,13 +115,13 @@ def run_cell(
 ) -> Float[Array, "t b n d"]:
     """Return the state of every row after every position; only real tokens change it.
 
-    The gradients are written by hand: back through time there is only what depends on time, and the gradient of the
-    kernel is one product over all positions, where autodiff would add up one for each.
+    The gradients are written by hand: only what depends on time runs back through time, and the gradient of the kernel
+    is one product over all positions, where autodiff would add up one for each.
 
     Args:
         cell: a key of CELLS.
-        unroll: positions that are written out in each turn of the loop.
-        inputs: the gates' part that the inputs make, in the compute dtype.
+        unroll: positions unrolled in each iteration of the loop.
+        inputs: the inputs' part of the gates, in the compute dtype.
         kernel: float32, from a state's output to its part of the gates.
         bias: float32, added to that part.
         state: float32, before the first position.
@@ -131,7 +131,7 @@ def run_cell(
 
 
 def in_turn(unroll: int, length: object) -> int:
-    """Return how many positions a turn of the loop takes; one where a program is exported for every length."""
+    """Return how many positions an iteration of the loop takes; 1 in a program exported for every length."""
     return unroll if isinstance(length, int) else 1
 
 
@@ -148,14 +148,14 @@ class RecurrentLayer(nn.Module):
         gates = GATES[self.cell] * self.features
         self.input = Dense(gates, nn.initializers.xavier_uniform(), bias_init=self.input_bias)
         self.state_kernel = self.param("state_kernel", self.orthogonal, (self.features, gates))
-        # Only the GRU's reset tells a bias of the state from one of the input.
+        # Only the GRU's reset makes a bias of the state differ from one of the input.
         has_bias = self.cell == "gru"
         self.state_bias = self.param("state_bias", nn.initializers.zeros_init(), (gates,)) if has_bias else None
 
     def input_bias(self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
-        """Return zeros, but ones for an LSTM's forget gate: it begins by keeping (Jozefowicz et al. 2015).
+        """Return zeros, but ones for an LSTM's forget gate, so that it starts open (Jozefowicz et al. 2015).
 
-        A GRU's update gate, which does what that does, begins at `update_bias`.
+        A GRU's update gate, which has the same role, starts at `update_bias`.
         """
         kept = {"lstm": 1.0, "gru": self.update_bias}.get(self.cell, 0.0)
         return (
@@ -186,6 +186,6 @@ class RecurrentLayer(nn.Module):
         return outputs.swapaxes(0, 1).astype(x.dtype), states[-1]
 
     def step(self, inputs: Float[Array, "b z"], state: State, real: Bool[Array, " b"]) -> State:
-        """Return the next state from the gates' part that the inputs make."""
+        """Return the next state, given the inputs' part of the gates."""
         recurrent = _multiply(state[:, 0], self.state_kernel, inputs.dtype) + self.bias
         return jnp.stack(_next_state(self.cell, inputs, recurrent, jnp.unstack(state, axis=1), real), axis=1)

@@ -32,7 +32,7 @@ class Token(NamedTuple):
     gates: Float[Array, "b *t z"]  # its part of the first layer's
     x: Float[Array, "b *t e"]
     real: Bool[Array, " b *t"]
-    kept: tuple[Array, ...]  # dropout's factors of what each layer but the first reads
+    kept: tuple[Array, ...]  # dropout factors of the inputs of all layers but the first
 
 
 def positions_in_turn(features: int) -> int:
@@ -53,7 +53,7 @@ def make_layer(config: ModelConfig) -> RecurrentLayer:
 def tokens_in(
     config: ModelConfig, table: Embedding, tokens: Int[Array, "b t"], dropout_key: DropoutKey | None
 ) -> Float[Array, "b t e"]:
-    """Embed tokens, in the compute dtype, and drop."""
+    """Embed tokens in the compute dtype, with dropout."""
     return dropout(table(tokens).astype(config.dtype), config.dropout, dropout_key, Site.INPUT)
 
 
@@ -88,7 +88,7 @@ class RecurrentStack(nn.Module):
         return {"layers": state}
 
     def read(self, memory: Float[Array, "m s e"]) -> Source:
-        """Return the source as the layers read it: nothing but the first state."""
+        """Return what the layers read of the source: nothing, as only the initial state depends on it."""
         return {}
 
     def __call__(
@@ -117,12 +117,12 @@ class RecurrentStack(nn.Module):
 
 
 class AttentiveDecoder(nn.Module):
-    """N layers that take a step together and attend to the source once in it.
+    """N layers that step together and attend to the source once per step.
 
-    With additive scores (Bahdanau et al. 2015, appendix A.2.2) a step attends with the state before it, the layers read
-    the context, and a maxout of the state before, the token and the context comes out. With the others (Luong et al.
-    2015, sections 3.1 and 3.3) it attends with the state after it; tanh of a projection of context and state comes out
-    and, with input feeding, is read by the next step.
+    With additive scores (Bahdanau et al. 2015, appendix A.2.2) a step attends with the previous state, the layers read
+    the context, and the output is a maxout of the previous state, the token and the context. With the others (Luong et
+    al. 2015, sections 3.1 and 3.3) it attends with the new state; the output is tanh of a projection of context and
+    state, and with input feeding the next step reads it.
     """
 
     config: ModelConfig
@@ -180,7 +180,7 @@ class AttentiveDecoder(nn.Module):
     def step(
         self, source: Source, states: States, token: Token
     ) -> tuple[States, tuple[Float[Array, "b r"], Float[Array, "b s"]]]:
-        """Read one token of every row; return the states, what comes out, and what was attended to."""
+        """Read one token of every row; return the states, the output and the attention weights."""
         return (self._attend_first if self.additive else self._attend_last)(source, states, token)
 
     def _attend_first(self, source: Source, states: States, token: Token) -> tuple[States, tuple[Array, Array]]:
@@ -192,7 +192,7 @@ class AttentiveDecoder(nn.Module):
         return {"layers": after}, (output, weights)
 
     def _attend_last(self, source: Source, states: States, token: Token) -> tuple[States, tuple[Array, Array]]:
-        """Attend with the state after the step; with input feeding, the next step reads what comes out."""
+        """Attend with the state after the step; with input feeding, the next step reads the output."""
         feeding = self.config.recurrent.input_feeding
         gates = token.gates + self.feed(states["fed"]) if feeding else token.gates
         after = self._run_layers(token._replace(gates=gates), states["layers"])
@@ -214,7 +214,7 @@ class AttentiveDecoder(nn.Module):
         return jnp.stack(after, axis=1)
 
     def _kept(self, x: Float[Array, "b t e"], dropout_key: DropoutKey | None) -> tuple[Float[Array, "b t d"], ...]:
-        """Return dropout's factors of what each layer but the first reads at every position; none without dropout."""
+        """Return the dropout factors of the inputs of all layers but the first, by position; none without dropout."""
         rate = self.config.dropout
         if not dropout_key or not rate:
             return ()

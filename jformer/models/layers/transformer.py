@@ -30,7 +30,7 @@ SITES = {"self_attn": Site.SELF_ATTN, "cross_attn": Site.CROSS_ATTN, "feed_forwa
 
 
 class AttentionContext(NamedTuple):
-    """What the blocks of a stack share on whole sequences."""
+    """Inputs that the blocks of a stack share on whole sequences."""
 
     positions: Int[Array, "b t"]
     own: Visibility  # of self-attention
@@ -39,7 +39,7 @@ class AttentionContext(NamedTuple):
 
 
 class CacheContext(NamedTuple):
-    """What the blocks of a stack share on new tokens of a cache. In masks True = may attend."""
+    """Inputs that the blocks of a stack share on new tokens of a cache. In masks True = may attend."""
 
     positions: Int[Array, "b t"]
     own: Bool[Array, "m n e"]
@@ -207,8 +207,8 @@ class Stack(nn.Module):
             x: the embedded tokens.
             tokens: their segments, and their positions within their texts.
             memory: the encoded source; needed with cross-attention, refused without.
-            memory_segments: of which text each of its positions is; 0 is padding.
-            dropout_key: what the masks of dropout depend on; None drops nothing.
+            memory_segments: the text of each of its positions; 0 is padding.
+            dropout_key: determines the masks of dropout; None drops nothing.
         """
         has_memory = memory is not None and memory_segments is not None
         assert has_memory == self.cross, "a memory is for stacks with cross-attention, and they need one"

@@ -18,7 +18,7 @@ from jformer.parallel.mesh import TENSOR
 class Distances(nn.Module):
     """Scores of distances (Dai et al. 2019, section 3.3): u and v are added to all queries, and sinusoids are keys.
 
-    score(i, j) = (q_i + u) · k_j + (q_i + v) · R_{i-j} W, of which the first term is attention as ever. Here u is
+    score(i, j) = (q_i + u) · k_j + (q_i + v) · R_{i-j} W, of which the first term is ordinary attention. Here u is
     `content_bias`, v `distance_bias`, and W the kernel [d h·k]; each layer has its own.
     """
 
@@ -45,7 +45,7 @@ class Distances(nn.Module):
     def of_entries(
         self, q: Float[Array, "b t h k"], distance: Int[Array, "b t e"]
     ) -> tuple[Float[Array, "b t h k"], Float[Array, "b h t e"]]:
-        """Do the same for the entries of a cache, so far from their queries; those ahead are hidden by the mask."""
+        """Do the same for the entries of a cache at these distances from their queries; the mask hides later ones."""
         e = distance.shape[-1]  # a row has no more tokens than there are entries, so no two are further apart
         scores = self.scores(q, e, 0)
         return self.add(q, self.content_bias), jnp.take_along_axis(

@@ -22,7 +22,7 @@ class TokenPlaces(NamedTuple):
 
     segments: Int[Array, "b t"]  # its text: 1, 2, … for texts that share a row; 0 is padding, which no query sees
     positions: Int[Array, "#b t"]  # its order within its text
-    prefix: Bool[Array, "b t"] | None = None  # where there is one: whether it is in the part that all of its text sees
+    prefix: Bool[Array, "b t"] | None = None  # optional: whether it is in the prefix, which its whole text sees
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Several processes that are one run: they find each other, start JAX, must be alike, and end together.
+"""The processes of one run: they find each other, start JAX, check that they agree, and end together.
 
-Rooms outside import this, and need not know whether there is more than one process.
+Other rooms import this, and need not know whether there is more than one process.
 """
 
 from jformer.parallel.processes.group import (

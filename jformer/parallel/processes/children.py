@@ -42,7 +42,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def signals_to(stop: Callable[[int, FrameType | None], None], *others: signal.Signals) -> Iterator[None]:
-    """Handle SIGTERM, SIGINT, SIGHUP and others by a function; a signal that is ignored stays so, as for nohup."""
+    """Handle SIGTERM, SIGINT, SIGHUP and others with a function; ignored signals stay ignored, as under nohup."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *others)
     before = {n: signal.signal(n, stop) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
     try:

@@ -1,4 +1,4 @@
-"""This process among those of its run, for all other rooms; a run of one process agrees with itself and never waits.
+"""This process's membership in its run, for all other rooms; a run of one process never waits.
 
 Membership in a run is global state of the process, as it is in JAX, so it is kept here and not passed around.
 """
@@ -44,7 +44,7 @@ def join_run(own: ProcessInfo | None, seconds: float = MEETING_SECONDS) -> Itera
     if own is None or own.processes == 1:
         yield
         return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # of JAX's aborts
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # JAX's aborts dump core
     _service = service = Service(own, meet(own, software(), seconds))
     try:
         with _quiet():
@@ -101,7 +101,7 @@ def set_stall_limit(seconds: float) -> None:
 
 
 def record_step_time(seconds: float) -> None:
-    """Record how long an update took: the limit for a stuck process follows from it."""
+    """Record how long an update took, which determines the limit for a stuck process."""
     (_service or _watchdog).pace.record_step_time(seconds)
 
 

@@ -1,4 +1,4 @@
-"""What must be the same in all processes of a run, and the error about what differs."""
+"""Values that must be the same in all processes of a run, and the error for those that differ."""
 
 import hashlib
 import platform

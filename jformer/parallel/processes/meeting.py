@@ -42,7 +42,7 @@ Arrived = dict[int, tuple[socket.socket | None, Hello]]  # process → its conne
 
 
 class AbsentError(Exception):
-    """A process of the run did not come, or process 0 cannot be reached."""
+    """A process of the run did not arrive, or process 0 cannot be reached."""
 
 
 def meet(own: ProcessInfo, fields: Mapping[str, object], seconds: float) -> list[str]:
@@ -98,7 +98,7 @@ def _admit_all(
             return
         waited = time.monotonic() - began
         if waited > seconds:
-            raise AbsentError(f"{_absent(own, arrived)} did not come within {seconds:.0f} s: start every process")
+            raise AbsentError(f"{_absent(own, arrived)} did not arrive within {seconds:.0f} s: start every process")
         if waited > FIRST_REMARK and not remarked:
             remarked = True
             print(f"waiting for {_absent(own, arrived)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Which process of how many is this, and where is process 0? From flags, or from the environment."""
+"""This process's number, how many there are, and the address of process 0, from flags or the environment."""
 
 import os
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def detect() -> ProcessInfo:
         missing = next(name for name, value in zip(VARIABLES, values, strict=True) if not value)
         raise UserError(f"{missing} is not set, but another of {', '.join(VARIABLES)} is: set all of them")
     # JAX does not report what it found, and we need process 0's address before JAX connects to it: so this is the one
-    # use of this private module. What reports it in public, or --coordinator alone, will replace it.
+    # use of this private module. A public function, or --coordinator alone, will replace it.
     from jax._src.clusters import ClusterEnv
 
     try:
@@ -81,5 +81,5 @@ def _checked(address: str, processes: int, process: int, *names: str) -> Process
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine alone."""
+    """Return whether an address can be reached only from this machine."""
     return host in ("localhost", "::1") or host.startswith("127.")

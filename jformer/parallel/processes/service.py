@@ -225,7 +225,7 @@ def _connect(own: ProcessInfo) -> Any:
     """Start JAX's service in process 0 and return the client of this process; raise AbsentError if that fails."""
     import jax
 
-    # The client has no public name; one of `jax.distributed` will replace this. test_parts.py holds what we call of it.
+    # The client has no public name; one of `jax.distributed` will replace this. test_parts.py checks the calls we make.
     from jax._src.distributed import global_state
 
     jax.config.update("jax_enable_preemption_service", False)  # it would take over SIGTERM
@@ -237,7 +237,7 @@ def _connect(own: ProcessInfo) -> Any:
             cluster_detection_method="deactivate", initialization_timeout=CONNECT_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=CONNECT_SECONDS,
         )  # fmt: skip
-    except jax.errors.JaxRuntimeError as error:  # of C++; a RuntimeError of JAX's Python would be our defect
+    except jax.errors.JaxRuntimeError as error:  # of C++; a RuntimeError from JAX's Python would be our bug
         kind = str(error).partition("\n")[0]
         raise AbsentError(
             f"coordinator {own.host}:{own.port}: JAX's coordination service did not start ({kind[:100]}): another "

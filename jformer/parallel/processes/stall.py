@@ -22,7 +22,7 @@ MAX_LISTED = 8  # processes in a line
 
 
 class Status(NamedTuple):
-    """What a process reports with each beat."""
+    """The status that a process reports with each beat."""
 
     beat: int = 0  # counts up as long as the process lives
     entered: int = 0  # phases so far
@@ -80,7 +80,7 @@ class Pace:
 
 
 class PeerWatch:
-    """What process 0 concludes from the statuses of all processes."""
+    """Judges the statuses of all processes, in process 0."""
 
     def __init__(self, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         """`names` are those of the processes in messages."""

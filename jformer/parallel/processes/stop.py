@@ -2,7 +2,7 @@
 
 A thread receives signals at once: a Python handler waits until the main thread returns from C++, which may compile for
 minutes, and a callback of JAX may swallow what it raises. If there is nothing to save, the process ends with one line
-and STOPPED; otherwise the request is kept until the code that saves asks for it.
+and STOPPED; otherwise the request stays pending until the code that saves checks for it.
 """
 
 import contextlib
@@ -49,13 +49,13 @@ def heed_signals(line: str) -> Iterator[None]:
 
 
 def defer_stop() -> None:
-    """Keep requests to stop from now on: there is something to save. A second SIGINT still ends the process."""
+    """Keep requests to stop pending from now on: there is something to save. A second SIGINT still ends the process."""
     global _deferred
     _deferred = True
 
 
 def end_at_once(line: str) -> None:
-    """Let a request to stop end the process from now on, with a line."""
+    """From now on, end the process with a line when it is asked to stop."""
     global _deferred, _line
     _deferred, _line = False, line
 
@@ -67,7 +67,7 @@ def ignore_signals() -> None:
 
 
 def stop_requested() -> bool:
-    """Return whether a request to stop is kept."""
+    """Return whether a request to stop is pending."""
     return _requested.is_set()
 
 

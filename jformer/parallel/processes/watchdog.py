@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0  # between checks; a longer pause counts as two of them, so a
 
 
 class Watchdog:
-    """What a process that runs alone knows of its own progress."""
+    """Tracks the progress of a process that runs alone."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start without any timings."""

@@ -1,1 +1,1 @@
-"""Compare runs: their figures, the differences of their configs, and whether differences are significant."""
+"""Compare runs: their metrics, how their configs differ, and whether differences are significant."""

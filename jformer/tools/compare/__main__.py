@@ -1,4 +1,4 @@
-"""Compare two or more runs: their figures, the differences of their configs, and whether differences are significant.
+"""Compare two or more runs: their metrics, how their configs differ, and whether differences are significant.
 
 python -m jformer.compare RUN RUN ... [--metric=test/bleu] [--output=DIR] [--watch=SECONDS] [--despite=KIND,...]
 
@@ -83,7 +83,7 @@ def compare(paths: Sequence[str], metric: str, output: str, allowed: Sequence[st
     standings, tests = compare_arms(arms, arms[0].label, metric)
     tables = {
         "figures": figures(groups),
-        "what their configs differ in": settings(groups),
+        "how their configs differ": settings(groups),
         "differences": table(standings, metric),
     }
     notes = [*cautions, *tests]
@@ -97,7 +97,7 @@ def compare(paths: Sequence[str], metric: str, output: str, allowed: Sequence[st
 
 
 def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
-    """Write a page of runs of which some still train, every few seconds until all are scored; yield messages.
+    """Rewrite a page about runs, some still training, every few seconds until all are scored; yield messages.
 
     Raises UserError for an invalid interval or folder, and for a missing run.
     """
@@ -117,12 +117,12 @@ def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
 
 
 def page_of_training(paths: Sequence[str], refresh: float) -> str:
-    """Return a page with the progress of runs, their curves, and the differences of their configs."""
+    """Return a page with the progress of runs, their curves, and how their configs differ."""
     runs = [ScoredRun(path, records.saved_config(path), records.results(path), {}) for path in map(run_path, paths)]
     named = dict(zip(_names(runs), runs, strict=True))
     far = [f"{name}: {state(run.config, records.rows(run.path), run.results)}" for name, run in named.items()]
     apart = settings({name: [run] for name, run in named.items()})
-    parts = [page.paragraph("\n".join(far)), CHARTS, page.heading("what their configs differ in"), page.table(apart)]
+    parts = [page.paragraph("\n".join(far)), CHARTS, page.heading("how their configs differ"), page.table(apart)]
     return page.page("Runs side by side", parts, PROGRAMS, _charts(runs), refresh)
 
 
@@ -157,7 +157,7 @@ def as_arms(groups: Mapping[str, Sequence[ScoredRun]], metric: str) -> list[Arm]
 
 
 def figures(groups: Mapping[str, Sequence[ScoredRun]]) -> list[list[str]]:
-    """Return a row for each metric that any run has, after a head: means over the runs of a group."""
+    """Return a header, and a row for each metric that any run has: means over the runs of a group."""
     names = dict.fromkeys(name for group in groups.values() for run in group for name in run.metrics)
     rows = [["", *groups]]
     for name in names:
@@ -167,7 +167,7 @@ def figures(groups: Mapping[str, Sequence[ScoredRun]]) -> list[list[str]]:
 
 
 def settings(groups: Mapping[str, Sequence[ScoredRun]]) -> list[list[str]]:
-    """Return a row for each key of a config that differs between groups, after a head."""
+    """Return a header, and a row for each key of a config that differs between groups."""
     flat = [flatten(dataclasses.asdict(group[0].config)) for group in groups.values()]
     for values, group in zip(flat, groups.values(), strict=True):
         values["training data"] = trained_on(group[0])

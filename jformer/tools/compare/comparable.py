@@ -55,13 +55,13 @@ def read(path: str) -> ScoredRun:
 
 
 def refuse_apart(runs: Sequence[ScoredRun], allowed: Sequence[str]) -> list[str]:
-    """Return cautions for allowed differences to the first run; raise UserError for other ones."""
+    """Return cautions about allowed differences from the first run; raise UserError for the others."""
     apart = {(kind, text): None for run in runs[1:] for kind, text in obstacles(runs[0], run)}
     refused = [f"{kind} ({text})" for kind, text in apart if kind not in allowed]
     if refused:
         kinds = ",".join(dict.fromkeys([*allowed, *(kind for kind, _ in apart)]))
         raise UserError(f"these runs differ in {'; '.join(refused)}: --despite={kinds} compares them anyway")
-    return [f"compared despite another {kind}: {text}" for kind, text in apart]
+    return [f"compared although the {kind} differs: {text}" for kind, text in apart]
 
 
 def obstacles(first: ScoredRun, other: ScoredRun) -> Iterator[tuple[str, str]]:
@@ -72,7 +72,7 @@ def obstacles(first: ScoredRun, other: ScoredRun) -> Iterator[tuple[str, str]]:
         yield "data", f"{names}: no test set in common"
     for key in sorted(ours.keys() & theirs.keys()):
         if first.results[key]["checksum"] != other.results[key]["checksum"]:
-            yield "data", f"{names}: {key!r} is another text"
+            yield "data", f"{names}: {key!r} is not the same text"
         for name in sorted(ours[key].keys() & theirs[key].keys()):
             signatures = [scores[key][name].get("signature", "") for scores in (theirs, ours)]
             if signatures[0] != signatures[1]:

@@ -34,7 +34,7 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """The result of an arm and its difference to the baseline; NO_DIFFERENCE if it is not compared."""
+    """The result of an arm and its difference from the baseline; NO_DIFFERENCE if it is not compared."""
 
     label: str
     mean: Estimate
@@ -50,9 +50,9 @@ def compare_arms(arms: Sequence[Arm], baseline: str, metric: str) -> tuple[list[
     if base and len(arms) > 1:
         p_values, test = _tests(base, [arm for arm in arms if arm is not base], differences, metric)
         differences = {label: found._replace(p=p_values.get(label)) for label, found in differences.items()}
-        notes.append(f"differences are to {baseline!r} over shared seeds, their intervals Student's t; {test}")
+        notes.append(f"differences from {baseline!r} over shared seeds, with Student's t intervals; {test}")
     if all(len(arm.values) == 1 for arm in arms):
-        notes.append("one seed: what another seed would give is not known, and there are no intervals")
+        notes.append("one seed: no intervals, as the spread over seeds is unknown")
     tested = {label: found.p for label, found in differences.items() if found.p is not None}
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
     standings = [
@@ -81,7 +81,7 @@ def best(standings: Sequence[Standing], goal: str) -> str:
 
 
 def table(standings: Sequence[Standing], metric: str) -> list[list[str]]:
-    """Return the cells of a table of the arms, its head first."""
+    """Return the cells of a table of the arms, its header first."""
     largest = max((abs(s.mean.mean) for s in standings if math.isfinite(s.mean.mean)), default=0.0)
     decimals = min(max(3 - math.floor(math.log10(largest)), 0), 9) if largest else 1
     rows = [["arm", "n", f"{metric} ± 95 %", "difference ± 95 %", "p", "p (Holm)"]]
@@ -118,7 +118,7 @@ def mean_curve(label: str, runs: Sequence[Path], name: str) -> PlottedLine:
 def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resampled]:
     """Return the paired bootstrap of a score, "SET/NAME", for the baseline and the other runs.
 
-    Raises UserError where the references are not those of the scores any more, or the outputs do not give them.
+    Raises UserError if the references have changed since scoring, or the outputs no longer give the scores.
     """
     key, _, name = metric.partition("/")
     runs = [baseline, *others]
@@ -168,12 +168,12 @@ def _tests(
     whose = "sacreBLEU's paired bootstrap" if name in TEXT_SCORES else "a paired bootstrap"
     return found, (
         f"p of {whose} of the outputs ({SAMPLES:,} samples), the largest of the seeds', or 1 "
-        "where seeds disagree about which is better: intervals speak of other seeds, p of other sentences"
+        "where seeds disagree about which is better: intervals are over seeds, p is over sentences"
     )
 
 
 def _resampled_over_seeds(base: Arm, others: Sequence[Arm], metric: str) -> dict[str, float]:
-    """Return label → p of the hypothesis that some seed makes no difference, or another one than the others.
+    """Return label → p of the hypothesis that some seed shows no difference, or one of the opposite sign.
 
     It is an intersection-union test (Berger 1982): the largest p of the seeds needs no adjustment.
     """

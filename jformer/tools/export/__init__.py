@@ -1,1 +1,1 @@
-"""A trained run as files that others serve without jformer: CTranslate2 and StableHLO."""
+"""Export a trained run to files that are served without jformer: CTranslate2 and StableHLO."""

@@ -1,8 +1,8 @@
 """Our encoder-decoder as a specification of CTranslate2's Transformer, which runs it on CPU and GPU without JAX.
 
 CTranslate2 has linear weights [out in], queries, keys and values of self-attention in one, keys and values of
-cross-attention in another. Positions come as tables. What our search never writes, such as PAD and BOS, gets a bias of
-the logits that no model outweighs; rows past the tokenizer's vocabulary are left out.
+cross-attention in another. Positions come as tables. Tokens that our search never writes, such as PAD and BOS, get a
+logit bias that no model outweighs; rows past the tokenizer's vocabulary are left out.
 """
 
 import operator
@@ -32,7 +32,7 @@ KNOWN = (  # options of a model that `check` compares, that the specification ha
     *("dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout", "init"),
     *("dtype", "precision", "execution"),
 )
-NEVER = -1e4  # added to the logits of what is never written
+NEVER = -1e4  # added to the logits of tokens that are never written
 
 Layer = Mapping[str, PyTree]  # the parameters of one block
 
@@ -65,17 +65,17 @@ def build_spec(
     params: Mapping[str, PyTree],
     vocabularies: tuple[Sequence[str], Sequence[str]],
     longest: int,
-    symbols: Symbols = Symbols(),  # noqa: B008  # a tuple, which nobody changes
+    symbols: Symbols = Symbols(),  # noqa: B008  # an immutable tuple
     never: Sequence[int] = (PAD, BOS),
 ) -> "TransformerSpec":
     """Return the TransformerSpec of a model, ready to be saved.
 
     Args:
-        config: one that `check` lets through.
+        config: one that `check` accepts.
         params: the parameters of that model, the layers of a stack on the first axis.
-        vocabularies: the written forms of the source and target ids. Rows of a table past them are left out.
+        vocabularies: the tokens of the source and target ids. Rows of a table past them are left out.
         longest: the most positions of either side, if no table of the model limits them.
-        symbols: those of the target. With others than ours, sources come with all that stands around them.
+        symbols: those of the target. Unless they are the default ones, sources must bring their own special tokens.
         never: the ids that are not written.
 
     Raises:

@@ -82,9 +82,9 @@ def _check(config: Config, format: str, target: Path) -> None:  # noqa: A002
     if format not in NEEDS:
         raise UserError(f"--format={format}; choose one of: {', '.join(NEEDS)}")
     if config.task != "translate":
-        raise UserError(f"task={config.task!r} cannot be exported: only translate can, a text for a text")
+        raise UserError(f"task={config.task!r} cannot be exported: only translate can")
     if config.decode.ensemble:
-        raise UserError("decode.ensemble cannot be exported, one model can: leave it empty")
+        raise UserError("decode.ensemble cannot be exported, only a single model: leave it empty")
     if config.decode.rerank:
         raise UserError("decode.rerank cannot be exported: it starts a command; leave it empty")
     new_directory(target, "--output=")

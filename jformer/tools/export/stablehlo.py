@@ -45,7 +45,7 @@ def build_program(
         config: how to search, and the longest source.
         model, params: the parameters become arguments of the program.
         longest: positions of the table that replaces sinusoids: the longest source or output.
-        vocabulary: of every id, whether it may be written.
+        vocabulary: whether each id may be written.
         symbols: those of the target; the program itself begins outputs with them.
 
     Raises:
@@ -90,7 +90,7 @@ def build_program(
 
 
 def _with_table(model: Model, params: Mapping[str, PyTree], longest: int) -> tuple[Any, Mapping[str, Any]]:
-    """Return a model whose sinusoids, if it has any, are a table among the parameters: a program knows no length.
+    """Return a model whose sinusoids, if it has any, are a table among the parameters: lengths are symbolic.
 
     Learned positions are the same table, added to the embeddings in the same way.
     """

@@ -23,7 +23,7 @@ NAMED = re.compile(r"mesh\[([^\]]*)\] \{([^}]*)\}")
 
 
 class Overlap(NamedTuple):
-    """What runs between the start of a collective and its end, in all runs of it together."""
+    """The kernels that run between the start of a collective and its end, summed over all its runs."""
 
     bytes: int  # of the collective
     flops: int  # of the kernels

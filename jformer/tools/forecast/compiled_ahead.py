@@ -63,7 +63,7 @@ def estimate(
         model: the options of the model with the sizes of its vocabularies or classes.
         shape: rows of the whole update and positions of a row.
         devices: the number of devices for the mesh of the config.
-        target: what a device is.
+        target: the kind of device.
 
     Raises:
         UserError: devices, rows, heads or parameters are not divisible by the mesh.
@@ -96,7 +96,7 @@ def compile_answer(
     Args:
         config, task, model, mesh: as for `compile_update`.
         shape: from `answer_shape`: rows of a batch, positions of a source, and tokens of an output.
-        ensemble: the number of models that decide together.
+        ensemble: the number of models in the ensemble.
     """
     room = shape.target_length
     batch = _answer_batch(model, task, shape, mesh)
@@ -126,7 +126,7 @@ def compile_score(config: Config, task: Task, model: ModelConfig, shape: Shape, 
 
 
 def _answer_batch(model: ModelConfig, task: Task, shape: Shape, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes and shardings of the arrays that `inference.inputs.Inputs.arrays` makes of such inputs."""
+    """Return the shapes and shardings of the arrays that `inference.inputs.Inputs.arrays` makes from inputs."""
     rows, length, _ = shape
     continues, prefix = task.answer == "continuation", source_is_prefix(model, task.answer)
     prompt = length if continues else 1 + length * prefix

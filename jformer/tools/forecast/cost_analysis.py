@@ -22,7 +22,7 @@ SCORES = re.compile(
 )  # rows, heads, queries, keys
 ATTENTION_PRODUCTS = {False: 2, True: 5}  # of a query and a key per pair, forward and backward, which scores again
 REMAT = "/rematted_computation/"  # in JAX's names of what a backward pass repeats of the forward pass
-LAYOUTS = ("bitcast", "convert", "copy")  # in a fusion: of their operand they read what is read of them
+LAYOUTS = ("bitcast", "convert", "copy")  # in a fusion: they read only the part of their operand that is used
 SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as many bytes as they output
 
 
@@ -83,7 +83,7 @@ def _kernels(program: Program) -> Iterator[tuple[int, str, Instruction]]:
 
 
 def _allocates(each: Instruction) -> bool:
-    """Return whether an instruction is XLA:TPU's for an array that loops fill: nothing is written."""
+    """Return whether an instruction is how XLA:TPU allocates an array for loops to fill, which writes nothing."""
     return each.opcode == "custom-call" and each.attribute("custom_call_target").strip('"') == "AllocateBuffer"
 
 
@@ -232,7 +232,7 @@ def _root(computation: Computation) -> Instruction:
 
 
 def _shares_read(program: Program, computation: Computation, output: float = 1.0) -> dict[str, float]:
-    """Return the share of each value of a fusion that it reads to compute a share of its output: of arrays, slices."""
+    """Return the share of each value that a fusion reads to compute a share of its output; slices read only a part."""
     shares = dict.fromkeys(computation, 0.0) | {_root(computation).name: output}
     for each in reversed(computation.values()):
         for place, name in enumerate(each.operands):

@@ -132,7 +132,7 @@ def _size_lines(config: Config, model: ModelConfig, task: Task, saved: bool) -> 
     if model.family != "vit":
         origin = "of the run's tokenizer" if saved else "assumed from data.vocab_size"
         origin = "set by model.vocab_size" if config.model.vocab_size else origin
-        noise = f"; {task.symbols} for what the noise puts in" if task.symbols else ""
+        noise = f"; {task.symbols} for noise symbols" if task.symbols else ""
         two = model.family == "encdec" and not model.vision.source
         target = f" source and {model.target_vocab_size:,} target" if two else ""
         yield f"vocabulary: {model.vocab_size:,}{target} rows ({origin}{noise})"

@@ -1,4 +1,4 @@
-"""--mode=describe --topology=…: what a run takes of a TPU slice or of GPUs that are not present.
+"""--mode=describe --topology=…: what a run needs of a TPU slice or of GPUs that are not present.
 
 The real programs are compiled for them; times are bounds (see `roofline`), not measurements.
 """
@@ -187,7 +187,7 @@ def _update_lines(config: Config, model: ModelConfig, figures: Figures, chips: T
     yield _time_line(least)
     if least.network and isinstance(chips.chip, Gpu):
         hidden = beside_kernels(figures, chips, model.dtype, model.precision)
-        yield f"  {hidden / least.network:.0%} of the network's time beside kernels, as the compiler orders them"
+        yield f"  {hidden / least.network:.0%} of the network's time overlaps with kernels in the compiler's schedule"
     peak = chips.peak_in(model.dtype, model.precision)
     shares = (f"{useful / count / seconds / peak:.1%}" for seconds in (least.overlapped, least.apart))
     yield f"  MFU at most {' or '.join(shares)}"

@@ -43,7 +43,7 @@ def bound(figures: Figures, chips: Topology, dtype: str = "bfloat16", precision:
 
 
 def beside_kernels(figures: Figures, chips: Topology, dtype: str = "bfloat16", precision: str = "default") -> float:
-    """Return the seconds of collectives, of those of `bound`, in which the schedule has kernels; 0 on TPUs."""
+    """Return how many of the collectives' seconds in `bound` overlap with kernels in the schedule; 0 on TPUs."""
     peak, bandwidth = chips.peak_in(dtype, precision), chips.chip.bandwidth
     return sum(
         min(

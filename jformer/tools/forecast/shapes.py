@@ -1,4 +1,4 @@
-"""Sizes of a run without data: its mesh and batches."""
+"""The mesh and batch shapes of a run, from its config alone."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -22,9 +22,9 @@ prune   writes a run whose vocabulary keeps only the special tokens and the toke
 extend  writes a run with further tokens, listed one a line; train it to learn them.
   --text, --target   files of texts that the run reads, and that it writes; each takes one file or more
   --prefix           prepended to every source text, such as "translate English to German: " (T5)
-  --model_type       the family, such as bert, where config.json names none, or one that is another by name alone
+  --model_type       the family, such as bert, if config.json names none or an unknown one of the same architecture
   --tokenizer        the directory of the tokenizer's files, if they are not in that of the model
-  --do_lower_case    whether BERT's tokenizer lowercases texts, where tokenizer_config.json does not tell, or wrongly
+  --do_lower_case    whether BERT's tokenizer lowercases texts, if tokenizer_config.json does not say or is wrong
   --source_language, --target_language  as the tokenizer writes them: eng_Latn (NLLB), en_XX (mBART), en (M2M-100)
 """
 

@@ -24,7 +24,7 @@ SIDES = {"encoder": ("source",), "decoder": ("target",), "encdec": ("source", "t
 def check_against(directory: Path, workdir: AnyPath) -> Check:
     """Return a check that the logits of a run are those of a directory's model in transformers, both in float32.
 
-    Raises UserError where transformers or torch is missing, and for a directory of no model that can be imported.
+    Raises UserError if transformers or torch is missing, and for a directory without a model that can be imported.
     """
     try:
         import torch
@@ -60,14 +60,14 @@ def both_logits(
     model = getattr(transformers, name).from_pretrained(directory, dtype=torch.float32).eval()
     with torch.no_grad():
         theirs = their_logits(model, config, batch, read_json(directory / PIXELS, {})).numpy()
-    shared = min(ours.shape[-1], theirs.shape[-1])  # rows past them are of noise, or pad a table
+    shared = min(ours.shape[-1], theirs.shape[-1])  # further rows are noise symbols, or pad a table
     return ours[real][:, :shared], theirs[real[:, : theirs.shape[1]]][
         :, :shared
     ]  # a row of ours has room for more vectors
 
 
 def their_logits(model: Any, config: ModelConfig, batch: Mapping[str, np.ndarray], pixels: Mapping[str, Any]) -> Any:
-    """Return the logits that a model of transformers computes of a batch of ours, a tensor [b t v].
+    """Return the logits that a model of transformers computes for one of our batches, a tensor [b t v].
 
     The config of our model decides what is read; `pixels`, a preprocessor_config.json, how channels are normalized.
     """

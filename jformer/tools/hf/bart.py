@@ -43,7 +43,7 @@ def _stack(side: str) -> Table:
 
 
 def common(model: ModelConfig) -> Table:
-    """Map what all of these families have: the tables of tokens, both stacks, the bias of the logits."""
+    """Map what all of these families share: the token tables, both stacks, the bias of the logits."""
     table = _stack("encoder") | _stack("decoder")
     if model.shared_embedding:
         table |= embedding("source_embedding", "model.shared")

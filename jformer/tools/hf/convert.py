@@ -151,7 +151,7 @@ def explained(directory: Path) -> Iterator[None]:
 
 
 def kept_files(directory: Path, texts: Texts) -> dict[str, str]:
-    """Return the content of the files that an export writes as they came, unless an option said something else."""
+    """Return the content of the files that an export writes back unchanged, unless an option overrode them."""
     places = dict.fromkeys((FIELDS, SETTINGS, PIXELS), directory)
     if texts.do_lower_case is None:
         places |= dict.fromkeys((vocabulary.CONFIG, vocabulary.SPECIALS), texts.tokenizer or directory)
@@ -166,8 +166,8 @@ def not_carried(notes: list[str]) -> str:
 def find_family(model_type: object, architectures: Sequence[str] = (), given: str = "") -> HfFamily:
     """Return the family that config.json names by its model_type or, without one, by an architecture.
 
-    One that is `given` stands in for a model_type that is missing or unknown. Raises UserError where it contradicts
-    config.json, and if there is neither.
+    `given` replaces a model_type that is missing or unknown. Raises UserError if it contradicts config.json, and if
+    there is neither.
     """
     if given:
         check_choice("--model_type", given, FAMILIES)
@@ -222,7 +222,7 @@ def renamed(family: HfFamily, names: Collection[str]) -> dict[str, str]:
 
 
 def read_model(family: HfFamily, fields: Fields, task: str, source: tensors.Tensors) -> ForeignModel:
-    """Return a model with its options; the tensors tell how many classes there are, and if a vocabulary has a head.
+    """Return a model with its options; its tensors give the number of classes and show whether it has an LM head.
 
     Raises UserError for a field that is not implemented, and for a classifier without its last tensor.
     """
@@ -262,7 +262,7 @@ def read_answers(found: ForeignModel) -> Tokenizer | None:
 
 
 def without_place(found: ForeignModel) -> list[str]:
-    """Return notes on heads of theirs that are left out, and on one that ours would have."""
+    """Return notes on heads of theirs that are left out, and on a head of ours that they lack."""
     family, read = found.family, {entry.theirs for entry in found.table.values()}
     left = {".".join(name.split(".")[:2]) for name in found.source.found
             if name not in (*read, *family.copies, BIAS) and (family.is_head(name) or ".pooler." in name)}  # fmt: skip
@@ -275,7 +275,7 @@ def read_tokenizers(
 ) -> tuple[tuple[Tokenizer, Tokenizer], list[str]]:
     """Return the tokenizers of source and target, and notes; `answers`, of labels or numbers, replace the target's.
 
-    Raises UserError where files do not match the model, lack a language, or prepare images in another way than ours.
+    Raises UserError if files do not match the model, lack a language, or prepare images differently from ours.
     """
     directory, family, fields, model = found.source.directory, found.family, found.fields, found.model
     if family is VIT:
@@ -307,7 +307,7 @@ def read_tokenizers(
         if sides[side].vocab_size > rows[side]:
             raise UserError(
                 f"{directory}: the tokenizer has {sides[side].vocab_size} ids and config.json vocab_size="
-                f"{rows[side]}: they are not of one model"
+                f"{rows[side]}: they belong to different models"
             )
     notes = [f"the token {token!r}, which has no row" for token in read.without_row]
     return (sides["source"], answers or sides["target"]), notes
@@ -319,8 +319,8 @@ def refuse_foreign_symbols(directory: Path, symbols: Symbols, rows: int) -> None
         for i in ids if isinstance(ids, tuple) else [ids]:
             if role != "pad" and not (role == "unk" and i < 0) and not 0 <= i < rows:
                 raise UserError(
-                    f"{directory}: the id {i} ({role}) is not below vocab_size={rows} of config.json: they are not of "
-                    "one model"
+                    f"{directory}: the id {i} ({role}) is not below vocab_size={rows} of config.json: they belong to "
+                    "different models"
                 )
 
 
@@ -334,7 +334,7 @@ def read_params(found: ForeignModel, mesh: Mesh) -> PyTree:
     for copy, original in found.family.copies.items():
         if copy in source.found and copy not in {entry.theirs for entry in table.values()}:
             if original in source.found and not np.array_equal(source.read(copy), source.read(original)):
-                raise UserError(f"{copy} differs from {original}, of which config.json makes it a copy")
+                raise UserError(f"{copy} differs from {original}, to which config.json ties it")
             if original not in source.found:
                 source.found[original] = source.found[copy]
     abstract = abstract_params(build_model(found.model), mesh, whole=())
@@ -367,7 +367,7 @@ def make_config(found: ForeignModel, tokenizers: tuple[Tokenizer, Tokenizer]) ->
 
 
 def embedding(config: Config, modules: SentenceModules) -> Config:
-    """Return the config of a run of task embed that cuts texts, and makes vectors, as the files ask for."""
+    """Return the config of a run of task embed that truncates and pools texts as the files specify."""
     longest = min(modules.max_length or LONGEST, config.data.max_source_length)
     data = dataclasses.replace(config.data, max_source_length=longest, max_target_length=longest)
     return dataclasses.replace(

@@ -105,7 +105,7 @@ def extend(workdir: str, new: str, files: Sequence[Path]) -> str:
     sides = (source.extended(tokens, held, rows), answer.extended(tokens, held, rows))
     before, after = write_changed(run, new, sides, rows, extended, {})
     grown = f"{after - before:,} parameters more"
-    return f"{new}: {len(tokens):,} tokens more than {size:,}, {grown}; train it before it knows them"
+    return f"{new}: {len(tokens):,} tokens more than {size:,}, {grown}; train it to learn them"
 
 
 def _new_tokens(files: Sequence[Path], tokenizer: Changeable) -> list[str]:

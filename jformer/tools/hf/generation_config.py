@@ -32,11 +32,11 @@ def read(
     Their lengths count the first token and the language; ours do not.
 
     Args:
-        fields: of config.json, which older models have settings in.
-        own: of generation_config.json, which come first.
-        symbols: of what is written.
-        tokens: how the vocabulary writes each id.
-        language: whether a language stands before a text, which starts outputs whatever the settings say.
+        fields: of config.json, where older models have these settings.
+        own: of generation_config.json, which take precedence.
+        symbols: of the target.
+        tokens: the token of each id.
+        language: whether texts begin with a language token, which then starts outputs whatever the settings say.
     """
     fields = {key: value for key, value in {**fields, **own}.items() if value is not None}
     forced = language or "forced_bos_token_id" in fields or bool(fields.get("force_bos_token_to_be_generated"))

@@ -48,14 +48,14 @@ from jformer.tools.hf.write_model import express, in_units, read_run
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the names of all tensors
-WITHOUT_EFFECT = (  # fields that change nothing in what is computed, or nothing that the tensors do not tell
+WITHOUT_EFFECT = (  # fields that do not affect the computation, or that the tensors already imply
     "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "eva_config", "fan_in_fan_out",
     "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "megatron_core", "modules_to_save",
     "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
 )  # fmt: skip
 READ = ("r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern")
-REPEATED = re.compile(r"\.(modules_to_save|original_module)\.")  # in names of tensors that are there by others, too
-INITIAL = (True, False, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave the base as it is
+REPEATED = re.compile(r"\.(modules_to_save|original_module)\.")  # in names of tensors that are stored twice
+INITIAL = (True, False, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave the base unchanged
 OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 TASK_TYPES = {"translate": "SEQ_2_SEQ_LM", "lm": "CAUSAL_LM", "classify": "SEQ_CLS", "tag": "TOKEN_CLS",
               "qa": "QUESTION_ANS"}  # fmt: skip
@@ -123,7 +123,7 @@ def _with_head(
 
 
 def refuse_other_methods(fields: Fields) -> None:
-    """Raise UserError for the first field that asks for more than factors beside kernels that stay as they are."""
+    """Raise UserError for the first field that asks for more than factors beside frozen kernels."""
     if fields.get("peft_type") != "LORA":
         raise UserError(f"{CONFIG}: peft_type={fields.get('peft_type')!r} is not implemented: only 'LORA'")
     if fields.get("init_lora_weights", True) not in INITIAL:
@@ -141,7 +141,7 @@ def module_names(family: HfFamily, names: Collection[str]) -> dict[str, str]:
 
 
 def scale_of(fields: Fields, module: str = "", rank: int = 0) -> float:
-    """Return what the product of the factors of a module is multiplied by."""
+    """Return the scale of the product of a module's factors."""
     rank, alpha = rank or fields.get("r", 8), fields.get("lora_alpha", 8)
     for pattern, value in (fields.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):

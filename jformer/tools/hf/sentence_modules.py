@@ -1,4 +1,4 @@
-"""The files of sentence-transformers beside a model: what pools its states to a vector, and whether its length is 1."""
+"""The files of sentence-transformers beside a model: how to pool states to a vector, and whether to normalize it."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ MODES = {  # the flag of a pooling in files up to version 5, and its name since 
 
 
 class SentenceModules(NamedTuple):
-    """How a model's directory says that texts become vectors."""
+    """How texts become vectors, as a model's directory specifies it."""
 
     pooling: str  # as in model.head.pooling
     normalize: bool
@@ -55,7 +55,7 @@ def read_modules(directory: Path) -> SentenceModules | None:
 
 
 def write_modules(directory: Path, config: Config) -> None:
-    """Write the files for a run of task embed, as all versions of sentence-transformers read them."""
+    """Write the files for a run of task embed, in a form that all versions of sentence-transformers read."""
     model, kinds = config.model, ["Transformer", "Pooling", *["Normalize"] * config.decode.normalize]
     paths = [f"{i}_{kind}" if i else "" for i, kind in enumerate(kinds)]
     flags = {flag: ours == model.head.pooling for (flag, _), ours in MODES.items()}

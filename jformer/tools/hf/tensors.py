@@ -60,7 +60,7 @@ class Tensors:
                 if name in self.found:
                     raise UserError(f"{path}: tensor {name!r} is in {self.found[name].path.name} too; fix one of them")
             if names is not None and (wrong := sorted(names ^ here.keys())):
-                raise UserError(f"{path}: tensor {wrong[0]!r} is in one of this file and {INDEX} only; restore both")
+                raise UserError(f"{path}: tensor {wrong[0]!r} is in only one of this file and {INDEX}; restore both")
             self.found |= here
         current, renamed = rename(self.found), dict[str, Tensor]()
         for name, tensor in self.found.items():

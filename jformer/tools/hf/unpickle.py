@@ -1,7 +1,7 @@
 """Convert `pytorch_model.bin` to safetensors: torch unpickles it in a process of its own, and only tensors.
 
 A pickle can run any code. `weights_only` of torch 2.6 and later builds nothing but tensors and plain containers, and
-raises at the first other name. The process of this file as a script imports neither jformer nor JAX.
+raises at the first other name. Run as a script, this file imports neither jformer nor JAX.
 """
 
 import importlib.util
@@ -40,7 +40,7 @@ def unpickle(directory: Path) -> str:
         )  # fmt: skip
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise UserError(f"{directory / file}: was not converted, and nothing of it was run ({reason})")
+            raise UserError(f"{directory / file}: was not converted, and nothing in it was executed ({reason})")
     if index:
         weight_map = {name: renamed[file] for name, file in places.items()}
         (directory / INDEX).write_text(json.dumps({**index, "weight_map": weight_map}, indent=2) + "\n")

@@ -94,7 +94,7 @@ class TokenizerFiles:
             )
 
     def of_target(self) -> "TokenizerFiles":
-        """Return the files of what is written, which are the same ones unless the two sides have lists of their own."""
+        """Return the files of the target side: these ones, unless the two sides have separate lists."""
         if not self.config.get("separate_vocabs") or self.fast:
             return self
         own = {key: value for key, value in self.fields.items() if key not in ("pad_token_id", "vocab_size")}
@@ -110,7 +110,7 @@ class TokenizerFiles:
             return FastTokenizer(self.content, {}).ids
         except UserError:
             raise
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises nothing more specific
             raise UserError(f"{path}: is not a tokenizer ({error}); fetch it again") from error
 
     def _made_of(self, path: Path) -> str:
@@ -168,12 +168,10 @@ class TokenizerFiles:
         return fast
 
     def _normalizer(self, stored: Fields | None) -> dict[str, Fields]:
-        """Return the normalizer of WordPiece with the settings that precede those of tokenizer.json; {} for others."""
+        """Return the normalizer of WordPiece, with the settings that override tokenizer.json; {} for others."""
         if self.model_type not in WORDPIECE or not stored or stored.get("type") != "BertNormalizer":
             if self.lowercase is not None:
-                raise UserError(
-                    f"--do_lower_case: {self.file} normalizes texts in another way than BERT's; leave it out"
-                )
+                raise UserError(f"--do_lower_case: {self.file} does not normalize texts as BERT's does; leave it out")
             return {}
         config = {} if self.config.get("tokenizer_class") in GENERIC else self.config
         own = {field: config[key] for field, key in NORMALIZER.items() if key in config}
@@ -197,7 +195,7 @@ class TokenizerFiles:
                 added.append({"id": ids[text], "content": text} | {key: bool(entry[key]) for key in plain})
         rows = self.fields.get("vocab_size")
         inside = {token for token, i in ids.items() if type(rows) is not int or i < rows}
-        if {*ids} - inside <= {each["content"] for each in added}:  # else the files are not of one model
+        if {*ids} - inside <= {each["content"] for each in added}:  # otherwise the files belong to different models
             self.without_row = [each["content"] for each in added if each["content"] not in inside]
         return [each for each in added if each["content"] not in self.without_row]
 
@@ -317,7 +315,7 @@ def write(
         family: the model's family here, for tokenizers that jformer learned.
         mask: as in `learned.to_json`.
         facts: further fields of tokenizer_config.json.
-        kept: the content of files that are written as they came.
+        kept: the content of files that are written back unchanged.
     """
     source, target = cast(tuple[Any, Any], tokenizers)  # attributes depend on the kind
     kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}

@@ -60,7 +60,7 @@ class StoredRun:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What import wrote down about it, or about the run that it started from; {} if neither was imported."""
+        """What import recorded about it, or about the run that it started from; {} if neither was imported."""
         start = self.config.train.init_from
         places = [Path(self.path), *([Path(run_path(start))] if start else [])]
         return next((vocabulary.read_json(place / ORIGIN) for place in places if (place / ORIGIN).is_file()), {})
@@ -120,7 +120,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
 
 
 def in_units(params: Mapping[str, Any], answers: Tokenizer) -> Mapping[str, Any]:
-    """Return parameters whose projection to a number, if there is one, is to the number in the unit of its texts."""
+    """Return parameters whose regression output, if there is one, has the units of the training labels."""
     if not isinstance(answers, NumberTokenizer) or "classifier" not in params:
         return params
     scaled = {name: np.asarray(leaf) * np.float32(answers.deviation) for name, leaf in params["classifier"].items()}
@@ -186,7 +186,7 @@ def symbol_fields(run: StoredRun) -> dict[str, Any]:
 def write_settings(target: Path, family: HfFamily, run: StoredRun, kept: Mapping[str, str]) -> list[str]:
     """Write generation_config.json or preprocessor_config.json; return notes on options without a counterpart.
 
-    Of `kept`, files as they came, one is written that still gives the same options.
+    A file of `kept`, those of the imported model, is written back unchanged if it still gives the same options.
     """
     config, (images, written) = run.config, run.tokenizers
     if config.task in ("translate", "lm"):

@@ -1,1 +1,1 @@
-"""Pages of one file: what a run attends to, what it did, and the pictures in them."""
+"""HTML pages in one file each: the attention explorer, the report of a run, the gallery, and their plots."""

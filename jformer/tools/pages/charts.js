@@ -26,7 +26,7 @@ function round(low, high) {
   return Array.from({ length: count }, (_, i) => (first + i) * step);
 }
 
-/** Return the round numbers from one to another for a logarithmic axis: powers of ten, or of fewer 1, 2 and 5 times. */
+/** Return the round numbers in a range of a logarithmic axis: powers of ten, and 1, 2 and 5 times them if few. */
 function roundPowers(low, high) {
   const [from, to] = [Math.log10(low), Math.log10(high)];
   const decades = round(from, to).filter(Number.isInteger);
@@ -71,7 +71,7 @@ function drawLine(svg, line, x, y) {
   }
 }
 
-/** Let the pointer and the arrow keys choose a point of the x axis, and write what the lines are there. */
+/** Let the pointer and the arrow keys choose a point of the x axis, and write the lines' values there. */
 function readable(svg, drawn, x, readout, told) {
   const all = drawn.flatMap((line) => line.points);
   const steps = [...new Set(all.map(([step]) => step))].sort((a, b) => a - b);

@@ -193,7 +193,7 @@ function showExample(index) {
   }
 }
 
-/** Return a place for what is drawn of packed JSON, filled as soon as that is unpacked; none if there is nothing. */
+/** Return a place for a drawing of packed JSON, filled once that is unpacked; none if there is no data. */
 function later(number, draw) {
   if (number === null) return [];
   const place = element("div");

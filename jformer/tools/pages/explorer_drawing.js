@@ -1,7 +1,7 @@
 "use strict";
 // What the explorer and the gallery draw with: maps of numbers, tables, sections.
 
-/** Return the size of a drawing, as large on the screen as it says, and on paper as there is room for. */
+/** Return the size of a drawing: its own on the screen, what fits on paper. */
 const sized = (width, height) => ({ width, height, viewBox: `0 0 ${width} ${height}` });
 
 /** Return the bytes that a text in base64 stands for. */
@@ -12,8 +12,8 @@ function bytes(text) {
   return made;
 }
 
-const packed = []; // by number, what the page has packed and was read so far: a comment, later its bytes
-const SETTLED = 8; // texts that become bytes at once
+const packed = []; // by number, the packed data read so far: a comment, later its bytes
+const SETTLED = 8; // texts decoded at a time
 const awaiting = []; // to be called when more of the page was read
 
 /** Note what was read: comments behind the program. Of a page of 74 MB a copy of all at once would double its memory. */
@@ -34,7 +34,7 @@ function packedBytes(i) {
   return packed[i];
 }
 
-/** Turn what nobody has asked for into bytes once the page is read, some at a time, so that old texts can be forgotten. */
+/** Decode what is still unused once the page is read, some at a time, so that the browser can free the old texts. */
 function settle(next) {
   const end = Math.min(next + SETTLED, packed.length);
   for (let i = next; i < end; i++) packedBytes(i);
@@ -42,7 +42,7 @@ function settle(next) {
 }
 addEventListener("load", () => setTimeout(settle, 50, 0));
 
-/** Return the bytes that the page has packed under a number, as soon as it was read as far as that. */
+/** Return the bytes that the page has packed under a number, once that part of the page is read. */
 async function unpack(i) {
   while (i >= packed.length) await new Promise((go) => awaiting.push(go));
   const given = new ReadableStream({
@@ -90,12 +90,12 @@ function paint(canvas, { rows, columns, values, shares, mask }) {
     pixels[i] = mask && !mask[i] ? chequers[(Math.floor(i / width) + (i % width)) % 2] : colors[values[i]];
   }
   context.putImageData(image, 0, 0);
-  canvas.className = shade(); // on paper what was drawn for the dark is turned round
+  canvas.className = shade(); // print inverts what was drawn for dark mode
 }
 
 const shade = () => (matchMedia("screen and (prefers-color-scheme: dark)").matches ? "dark" : "");
 
-/** Return a table of at most so many rows and columns: of each block its largest weight, masked where all of it is. */
+/** Return a table of at most `most` rows and columns: each block's largest weight, masked where the whole block is. */
 function shrunk(table, most) {
   const { rows, columns, values, mask } = table;
   const step = Math.ceil(Math.max(rows.length, columns.length) / most);
@@ -114,7 +114,7 @@ function shrunk(table, most) {
   return made;
 }
 
-/** Return hatching over all that is masked, as many cells of a row as there are at once. */
+/** Return hatching over all masked cells, in one piece for each run of them in a row. */
 function hatching({ rows, columns, mask, cell }, left, top) {
   const lines = element("path", { d: "M0 6L6 0", class: "hatch" });
   const pattern = element("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse" }, lines);
@@ -213,7 +213,7 @@ function tableOf(names, rows) {
   return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
 }
 
-/** Return a box that the keyboard scrolls: for what has no part that it reaches. */
+/** Return a box that the keyboard can scroll, for content without focusable parts. */
 function scrolled(id, ...children) {
   return element("div", { id, class: "scroll", tabindex: 0 }, ...children);
 }

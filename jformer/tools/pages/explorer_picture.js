@@ -17,13 +17,13 @@ function pixelsOf({ width, height, values }) {
   return canvas;
 }
 
-/** Return the weights of a row by patch; what comes before the patches, as a class token does, is left out. */
+/** Return the weights of a row by patch, without what precedes the patches, such as a class token. */
 function patchShares({ columns, values, shares, side }, row) {
   const first = columns.length - side * side;
   return Array.from({ length: side * side }, (_, i) => shares[values[row * columns.length + first + i]]);
 }
 
-/** Return a picture of what a row takes: the more of a patch, the more colour; the largest weight has all of it. */
+/** Return a picture of what a row takes: the larger a patch's weight, the more colour; the largest has full colour. */
 function drawPatches(image, table, row, size) {
   const shares = patchShares(table, row);
   const most = Math.max(...shares) || 1;

@@ -152,7 +152,7 @@ def masks(window: int) -> list[Part]:
     }
     words = page.paragraph(
         "Who may attend to whom (models/layers/visibility.py): coloured where a query, down, may attend to a key, "
-        "across; hatched where it may not. Queries that are padding see nothing, and nothing reads what comes of them."
+        "across; hatched where it may not. Queries that are padding see nothing, and nothing reads their outputs."
     )
     return [words, *(_map(name, ("query", "key"), each.mask()[0, 0], masked=True) for name, each in found.items())]
 
@@ -175,7 +175,7 @@ def softmax_by_scale() -> list[Part]:
     largest, gradient = ({name: [float(both[i]) for both in each] for name, each in found.items()} for i in range(2))
     words = page.paragraph(
         f"A query and {KEYS} keys of d_k independent numbers of variance 1: their scores have variance d_k. Not "
-        "divided, one weight takes all, and the gradient of softmax vanishes. Divided by √d_k, neither depends on d_k. "
+        "scaled, one weight takes all, and the gradient of softmax vanishes. Divided by √d_k, neither depends on d_k. "
         f"Divided by d_k, all keys get the same. (Section 3.2.1 of Vaswani et al. 2017; means of {QUERIES} queries.)"
     )
     return [
@@ -186,7 +186,7 @@ def softmax_by_scale() -> list[Part]:
 
 
 def positions(model: ModelConfig, seed: int) -> list[Part]:
-    """Return the schemes of positions as maps, and what they make of a distance."""
+    """Return the positional encodings as maps, and how each depends on distance."""
     table, kept = encoded(model.d_model)
     learned = table_init(model, "positions")(jax.random.key(seed), (LENGTH, model.d_model))
     size = _even(model.key_size)
@@ -214,8 +214,8 @@ def positions(model: ModelConfig, seed: int) -> list[Part]:
         Chart("product of two positions, as a share", along="distances", at=range(LENGTH), lines=drawn),
         page.paragraph(
             f"At one distance, products differ by at most this share wherever the two stand: {spread}. So sinusoids "
-            "and rotary positions (here of ones) know distances alone, and a learned table has to learn them. ALiBi is "
-            "drawn as the factor exp(−slope · distance) that it gives a weight."
+            "and rotary positions (of a vector of ones) encode distances alone, and a learned table has to learn them. "
+            "ALiBi is drawn as the factor exp(−slope · distance) that it gives a weight."
         ),
         page.paragraph(
             "A shift by k is a linear map, the same for every p: each pair of features is rotated by the angle whose "
@@ -237,7 +237,7 @@ def encoded(d_model: int) -> tuple[np.ndarray, Sequence[int]]:
 
 
 def products_by_distance(table: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the mean product of two rows of a table [t d] by distance [t], and how far the same distance's differ.
+    """Return the mean product of two rows of a table [t d] by distance [t], and the largest spread at one distance.
 
     Both are shares of the mean product of a row with itself.
     """
@@ -281,7 +281,7 @@ def counted_parts(model: ModelConfig) -> dict[str, int]:
 
 
 def by_kind(parts: Mapping[str, int]) -> Counter[str]:
-    """Return how many parameters are of each of KINDS, and "other"."""
+    """Return the number of parameters of each of KINDS, and "other"."""
     found: Counter[str] = Counter()
     for name, count in parts.items():
         found[next((kind for part, kind in KINDS.items() if part in name), "other")] += count

@@ -264,7 +264,7 @@ def _chrf() -> Any:
 
 
 def settings(config: Config) -> list[list[str]]:
-    """Return the rows of the config's values that are not the default, after a head."""
+    """Return a header, and a row for each value of the config that is not the default."""
     return [["key", "value", "default"], *([key, *map(str, values)] for key, values in changed(config).items())]
 
 

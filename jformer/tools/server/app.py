@@ -42,7 +42,7 @@ class UnknownAdapterError(Exception):
 
 
 class Workers:
-    """Gather the requests of one model, the run or an adapter of it; batches are of one model."""
+    """Gather the requests of one model, the run or an adapter of it: a batch never mixes models."""
 
     def __init__(self, engine: Engine, limits: Limits, model: Executor, growing: Executor) -> None:
         """Compute answers, scores and views in one thread, `model`, and streams in another, `growing`."""
@@ -60,7 +60,7 @@ class Workers:
 
     @property
     def all(self) -> tuple[Batcher[Any, Any] | Streams, ...]:
-        """What gathers requests; each must be running."""
+        """All batchers and streams, each of which must be running."""
         return self.answers, self.scores, self.views, self.streams
 
     async def ask(self, batcher: Batcher[Item, Reply], items: Sequence[Item]) -> list[Reply]:

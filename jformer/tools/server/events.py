@@ -20,7 +20,7 @@ Record = Callable[[Sequence[Output]], Mapping[str, object]]
 
 
 class Events(StreamingResponse):
-    """A stream as a response, closed when all is sent, the client leaves, or it has not read all in time."""
+    """A stream as a response, closed when all is sent, the client disconnects, or it reads too slowly."""
 
     def __init__(self, streams: Streams, stream: Stream, record: Record) -> None:
         """Send the updates of a stream; `record` makes the content of a whole answer."""

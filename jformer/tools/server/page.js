@@ -120,7 +120,7 @@ async function answer() {
   }
 }
 
-/** Show what is inside an answer: of the model's own as it wrote it, of one that was begun for it by its text. */
+/** Show what is inside an answer: the model's own as generated, or by its text if it was given a prefix. */
 async function lookInside(input, text, box, at = 0) {
   const [source, target] = input.prefix ? [input.source, text] : [input, null];
   try {
@@ -163,7 +163,7 @@ function offer(found, at, token, prefix) {
   return button;
 }
 
-/** Put the answer that begins as is chosen in the place of the one that was looked into, and look at its token there. */
+/** Replace the answer that is looked into by one that begins with `prefix`, and select the token at the same place. */
 async function goOn({ source, box }, at, prefix) {
   const input = { source, prefix };
   say("…");
@@ -173,7 +173,7 @@ async function goOn({ source, box }, at, prefix) {
     box.replaceWith(other);
     say("");
     await lookInside(input, answers[0].outputs[0].text, other, at);
-    place("tokens").querySelector('[aria-pressed="true"]')?.focus(); // what was pressed is there no longer
+    place("tokens").querySelector('[aria-pressed="true"]')?.focus(); // the button that was pressed is gone
   } catch (error) {
     if (error.name !== "AbortError") say(error.message, true);
   }
@@ -197,8 +197,8 @@ async function begin() {
     event.preventDefault();
     answer();
   });
-  if (location.hash) place("source").value = decodeURIComponent(location.hash.slice(1)); // a link may bring the text
-  if (place("source").value) await answer(); // so may who typed before this was ready, or a browser that kept it
+  if (location.hash) place("source").value = decodeURIComponent(location.hash.slice(1)); // a link may contain the text
+  if (place("source").value) await answer(); // so may early typing, or a browser that restored the form
 }
 
 begin().catch((error) => say(error.message, true));

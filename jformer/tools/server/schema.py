@@ -14,7 +14,7 @@ class Body(BaseModel):
 Adapter = Annotated[str | None, Field(description="which of --adapters answers; null is the run itself")]
 
 
-Language = Annotated[str, Field(description="for a model of several languages; empty as it was started")]
+Language = Annotated[str, Field(description="for a multilingual model; empty = as the server was started")]
 
 
 class Asked(Body):

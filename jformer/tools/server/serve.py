@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TOKEN = "JFORMER_TOKEN"  # an environment variable, as other users can read the arguments of a command
 # The only host names accepted on a loopback address, against DNS rebinding by a web page.
 LOCAL = ("127.0.0.1", "localhost")
-LONGEST_WAIT = 0.2  # seconds between two looks whether to stop
+LONGEST_WAIT = 0.2  # seconds between checks for a request to stop
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""Many runs of one question: overrides of a config, trials that workers share, a report with intervals.
+"""Sweeps: overrides of a config, trials that workers share, a report with intervals.
 
 Exports what an experiment file needs; jformer/tools/sweep/__main__.py is the command.
 """

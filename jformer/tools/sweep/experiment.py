@@ -159,7 +159,7 @@ def _check(experiment: Experiment) -> None:
     if "seed" in experiment.fixed:
         raise UserError(f"{path}: seeds are SEEDS=(0, 1, …), not an override")
     if len(set(experiment.seeds)) < len(experiment.seeds) or not experiment.seeds:
-        raise UserError(f"{path}: SEEDS={experiment.seeds} must be at least one, each once")
+        raise UserError(f"{path}: SEEDS={experiment.seeds} must be one or more seeds, each once")
     if experiment.search is None:
         _check_arms(experiment)
     else:

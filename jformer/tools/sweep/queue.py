@@ -109,7 +109,7 @@ class TrialQueue:
         return None
 
     def _suggest(self, row: optuna.Trial) -> "Claim | None":
-        """Let search() fill in a new row, unless there are enough: of workers that ask at once the first rows count."""
+        """Let search() fill in a new row, unless there are enough; if workers ask at once, the first rows count."""
         experiment = self.experiment
         if experiment.search is None or self._suggested_before(row.number) >= experiment.trials:
             self.end(row.number, TrialState.FAIL)
@@ -195,7 +195,7 @@ class Claim:
         self._reported: set[int] = set()  # steps
 
     def renew(self, seconds: float) -> bool:
-        """Send a sign of life with the trial's seconds so far; return whether the trial is still ours."""
+        """Send a heartbeat with the trial's seconds so far; return whether the trial is still ours."""
         self._beats += 1
         return self._set(beat=self._beats, seconds=seconds)
 

@@ -71,7 +71,7 @@ def finished(experiment: Experiment, trials: Sequence[Trial]) -> list[Trial]:
     if not complete:
         first = next((f"; the first error: {trial.error}" for trial in trials if trial.error), "")
         if trials and all(trial.state == "failed" for trial in trials):
-            raise UserError(f"{experiment.path}: no trial worked, {_counts(trials)}{first}")
+            raise UserError(f"{experiment.path}: no trial succeeded, {_counts(trials)}{first}")
         raise UserError(f"{experiment.path}: no trial has finished yet: {_counts(trials) or 'none is planned'}{first}")
     found = [trial for trial in complete if experiment.metric in trial.metrics]
     if not found:

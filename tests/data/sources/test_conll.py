@@ -69,10 +69,10 @@ def test_the_fingerprint_follows_the_text(tmp_path):
         ("a\tO\nb\n", r"train\.conll:2: 'b' is not a word and its tag"),
         ("a\tO\nb\t\n", r"train\.conll:2: 'b\\t' is not a word and its tag"),
         ("a\tO\n\tO\n", r"train\.conll:2: '\\tO' is not a word and its tag"),
-        ("a O\n\nb _ O\n", r"train\.conll:3: 3 columns, where lines before it have 2"),
-        ("a b\tO\n", r"train\.conll:1: 'a b' holds white space"),
-        ("a\u00a0b\tO\n", r"train\.conll:1: 'a\\xa0b' holds white space"),
-        ("a\tB x\n", r"train\.conll:1: 'B x' holds white space"),
+        ("a O\n\nb _ O\n", r"train\.conll:3: 3 columns, but earlier lines have 2"),
+        ("a b\tO\n", r"train\.conll:1: 'a b' contains white space"),
+        ("a\u00a0b\tO\n", r"train\.conll:1: 'a\\xa0b' contains white space"),
+        ("a\tB x\n", r"train\.conll:1: 'B x' contains white space"),
     ],
 )
 def test_a_line_that_is_no_word_and_tag_is_named_when_the_split_is_opened(tmp_path, text, message):

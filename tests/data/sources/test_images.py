@@ -112,7 +112,7 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path):
         (GRAY[:0], [], r"train.npy holds uint8 \[0, 4, 3\], not images; .* at least one"),
         (GRAY, LABELS[:4], r"train.npy has 5 images but .*train.labels.txt has 4 labels"),
         (GRAY, [*LABELS[:4], " "], r"train.labels.txt:5: the label is empty"),
-        (np.array([None, "x"]), LABELS, r"train.npy: no array of images that can be read"),
+        (np.array([None, "x"]), LABELS, r"train.npy: not a readable array of images"),
     ],
 )
 def test_arrays_that_are_no_labelled_images_are_refused(tmp_path, images, labels, message):
@@ -155,7 +155,7 @@ def test_images_of_another_shape_are_refused_by_name(tmp_path):
     Image.fromarray(COLOUR[0]).save(tmp_path / "c.png")
     tokenizer = learn_from(f"{tmp_path}/a.npy#0")
     for name, shape in (("b.png", "3 by 4 by 1"), ("c.png", "4 by 3 by 3")):
-        with pytest.raises(UserError, match=rf"{name} is {shape}, not 4 by 3 by 1 like the first image of training"):
+        with pytest.raises(UserError, match=rf"{name} is {shape}, not 4 by 3 by 1 like the first training image"):
             tokenizer.encode([f"{tmp_path}/a.npy#1", f"{tmp_path}/{name}"])
 
 
@@ -164,10 +164,10 @@ def test_images_of_another_shape_are_refused_by_name(tmp_path):
     [
         ("a.npy#5", r"a.npy#5: the array has 5 images, numbered from 0"),
         ("a.npy", r"a.npy: name one image of the array by its number, as in .*a.npy#0"),
-        ("b.npy#0", r"b.npy: no array of images that can be read .*No such file"),
-        ("b.png", r"b.png: not a PNG or JPEG that can be read .*No such file"),
-        ("broken.png", r"broken.png: not a PNG or JPEG that can be read"),
-        ("cut.png", r"cut.png: not a PNG or JPEG that can be read"),
+        ("b.npy#0", r"b.npy: not a readable array of images .*No such file"),
+        ("b.png", r"b.png: not a readable PNG or JPEG .*No such file"),
+        ("broken.png", r"broken.png: not a readable PNG or JPEG"),
+        ("cut.png", r"cut.png: not a readable PNG or JPEG"),
         ("clear.png", r"clear.png: an image of mode RGBA; save it as 8-bit grayscale or RGB"),
         ("hole.png", r"hole.png: an image of mode L; save it as 8-bit grayscale or RGB, all opaque"),
         ("deep.png", r"deep.png: an image of mode I;16; save it as 8-bit grayscale or RGB"),
@@ -225,7 +225,7 @@ def test_saved_and_loaded_is_the_same(tmp_path):
     assert loaded.vocab_size == len(loaded.tokens) == 256
     assert loaded.tokens[255] == "255"
     (tmp_path / "source.json").write_text('{"kind": "image", "shape": [4, 3]}')
-    with pytest.raises(UserError, match="is not a tokenizer of ours"):
+    with pytest.raises(UserError, match="is not a jformer tokenizer"):
         load(tmp_path, "source")
 
 

@@ -139,7 +139,7 @@ def test_shards_of_any_form_are_one_split_that_is_read_from_any_pair(tmp_path, s
     if suffix:
         for damaged in (content[:-9], b"junk" + content):
             last.write_bytes(damaged)
-            with pytest.raises(UserError, match=rf"-00002-of-00003.de{suffix}: not a whole \w+ file"):
+            with pytest.raises(UserError, match=rf"-00002-of-00003.de{suffix}: not a complete \w+ file"):
                 open_split(files(tmp_path), "train-*")
     last.unlink()
     with pytest.raises(UserError, match=r"looked for train-00002-of-00003.en \+ .* \(shard 3 of 3\)"):
@@ -165,7 +165,7 @@ def test_texts_are_read_from_a_bucket(tmp_path):
     there, here = (open_split(SourceConfig(dir=folder), "tr*") for folder in ("s3://data", str(data)))
     assert read(there) == read(here)
     assert there.fingerprint == here.fingerprint
-    with pytest.raises(UserError, match=r"'s3://data': this data.source reads folders on disk alone"):
+    with pytest.raises(UserError, match=r"'s3://data': this data.source reads only local folders"):
         open_split(SourceConfig(source="images", dir="s3://data"), "train")
 
 

@@ -59,13 +59,13 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path):
         (question(answers=(("Ada", -1),)),
          "question 'q1': the context has 'In ' at answer_start=-1, not 'Ada': fix the start or the text"),
         (question(answers=((" ", 2),)),
-         "question 'q1': an answer of white space; write its text, or 'is_impossible': true"),
+         "question 'q1': the answer is blank; write its text, or 'is_impossible': true"),
         (question(answers=(("Ada", "9"),)),
-         "question 'q1': needs a whole number under 'answer_start', as SQuAD has it"),
-        ({"id": "q7", "answers": []}, "question 'q7': needs a text under 'question', as SQuAD has it"),
-        ({"id": "q7", "question": "?"}, "question 'q7': needs a list under 'answers', as SQuAD has it"),
-        ({"question": "?", "answers": []}, "data[0].paragraphs[0].qas[1]: needs a text under 'id', as SQuAD has it"),
-        ("x", "data[0].paragraphs[0].qas[1]: needs a text under 'id', as SQuAD has it"),
+         "question 'q1': needs a whole number under 'answer_start', as in SQuAD"),
+        ({"id": "q7", "answers": []}, "question 'q7': needs a text under 'question', as in SQuAD"),
+        ({"id": "q7", "question": "?"}, "question 'q7': needs a list under 'answers', as in SQuAD"),
+        ({"question": "?", "answers": []}, "data[0].paragraphs[0].qas[1]: needs a text under 'id', as in SQuAD"),
+        ("x", "data[0].paragraphs[0].qas[1]: needs a text under 'id', as in SQuAD"),
         (question(text="\0"), "question 'q1': NUL character at offset 0; remove it"),
     ],
 )  # fmt: skip
@@ -79,10 +79,10 @@ def test_a_mistake_is_one_line_with_the_file_and_the_question(tmp_path, asked, l
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("[]", "the file: needs a list under 'data', as SQuAD has it"),
-        ('{"data": [{"title": "T"}]}', "data[0]: needs a list under 'paragraphs', as SQuAD has it"),
+        ("[]", "the file: needs a list under 'data', as in SQuAD"),
+        ('{"data": [{"title": "T"}]}', "data[0]: needs a list under 'paragraphs', as in SQuAD"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}',
-         "data[0].paragraphs[0]: needs a text under 'context', as SQuAD has it"),
+         "data[0].paragraphs[0]: needs a text under 'context', as in SQuAD"),
         ('{"data": ', "Expecting value: line 1 column 10 (char 9)"),
     ],
 )  # fmt: skip

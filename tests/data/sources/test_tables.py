@@ -40,7 +40,7 @@ def test_shards_of_tables_are_read_from_any_row(tmp_path, suffix, columns):
         assert list(split.read(Counter(), first)) == PAIRS[first:]
     whole = (tmp_path / f"train-00001-of-00002.{suffix}").read_bytes()
     (tmp_path / f"train-00001-of-00002.{suffix}").write_bytes(whole[:-900])
-    with pytest.raises(UserError, match=r"train-00001-of-00002.*: not a whole"):
+    with pytest.raises(UserError, match=r"train-00001-of-00002.*: not a complete"):
         open_split(tables(tmp_path), "train-*")
 
 
@@ -57,5 +57,5 @@ def test_classes_have_names_and_what_is_missing_is_named(tmp_path):
         next(pairs)
     alone = open_split(tables(tmp_path, source_language="", target_language="text"), "train").read(Counter())
     assert [next(alone), next(alone)] == [Pair("", "bad"), Pair("", "good\nline")]
-    with pytest.raises(UserError, match=r"no column of texts or classes 'de'; it has text, label: set data"):
+    with pytest.raises(UserError, match=r"no text or class column 'de'; it has text, label: set data"):
         open_split(tables(tmp_path, source_language="text"), "train")

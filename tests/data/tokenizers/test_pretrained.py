@@ -72,5 +72,5 @@ def test_a_damaged_file_is_refused(tmp_path):
     (tmp_path / "shared.json").write_text(
         '{"kind": "pieces", "model": "AAAA", "ids": {}, "symbols": {}, "specials": []}'
     )
-    with pytest.raises(UserError, match="not a tokenizer of ours"):
+    with pytest.raises(UserError, match="not a jformer tokenizer"):
         load(Path(tmp_path), "shared")

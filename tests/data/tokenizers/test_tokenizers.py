@@ -268,8 +268,8 @@ def test_what_cannot_be_learned_is_refused(kind, lines, vocab_size, message):
     ("file", "content", "message"),
     [
         (None, b"", "holds no tokenizer 'shared'"),
-        ("shared.model", b"not a model", r"shared.model is not a tokenizer of ours, or is damaged"),
-        ("shared.json", b'{"kind": "word"', r"shared.json is not a tokenizer of ours"),
+        ("shared.model", b"not a model", r"shared.model is not a jformer tokenizer, or is damaged"),
+        ("shared.json", b'{"kind": "word"', r"shared.json is not a jformer tokenizer"),
         ("shared.json", b'{"kind": "wrod", "normalization": "nfkc", "tokens": []}', r"shared.json is not a tokenizer"),
         ("shared.json", b"[]", r"shared.json is not a tokenizer"),
     ],

@@ -63,8 +63,8 @@ def visibility(query, key, causal=False):
         (CPU, HALF, "own", "on cpu there is no fused one"),
         (TPU, HALF, "splash", "on tpu"),
         (TPU, HALF._replace(dtype="float32"), "splash", "on tpu"),
-        (TPU, HALF._replace(keys=1_000), "chunked", "1,024 queries and 1,000 keys: 128 do not divide them"),
-        (TPU, HALF._replace(queries=64), "own", "128 do not divide them"),
+        (TPU, HALF._replace(keys=1_000), "chunked", "1,024 queries and 1,000 keys: not multiples of 128"),
+        (TPU, HALF._replace(queries=64), "own", "not multiples of 128"),
         (TPU, HALF._replace(queries=512, keys=384), "chunked", "few enough to store their scores"),
         (TPU, HALF._replace(rule=Rule(causal=True)), "splash", "on tpu"),
         (TPU, HALF._replace(rule=Rule(causal=True, prefix=True)), "chunked", "splash attention has no mask for Rule("),
@@ -73,14 +73,14 @@ def visibility(query, key, causal=False):
         (TPU, HALF._replace(biased=True), "chunked", "positions=relative add to the scores"),
         (TPU, HALF._replace(tensor=3), "chunked", "mesh.tensor=3 does not divide the heads"),
         (TPU, HALF._replace(drops=True), "chunked", "model.attention_dropout=0.1 drops weights"),
-        (TPU, HALF._replace(shows=True), "own", "its weights are shown"),
+        (TPU, HALF._replace(shows=True), "own", "its weights are collected"),
         (H100, HALF, "cudnn", "on gpu"),
         (H100, HALF._replace(dtype="float16", rule=Strange(), biased=True), "cudnn", "on gpu"),
         (H100, HALF._replace(dtype="float32"), "own", "cuDNN's has no float32"),
         (H100, HALF._replace(queries=17, keys=197), "cudnn", "on gpu"),
         (A100, HALF, "cudnn", "on gpu"),
         (V100, HALF, "own", "compute capability 8.0, and Tesla V100-SXM2-16GB has 7.0"),
-        (MI300, HALF, "own", "cuDNN's needs CUDA, which AMD Instinct MI300X has not"),
+        (MI300, HALF, "own", "cuDNN's needs CUDA, which AMD Instinct MI300X lacks"),
         (H100, HALF._replace(drops=True), "own", "drops weights"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_fused_kernel_that_does_not_run_here_falls_back_unless_it_was_asked_fo
     assert kernel_line(config, A100, [shape]) == "attention kernel: cudnn (on gpu: scores stay beside the cores)"
     asked = dataclasses.replace(config, execution=ExecutionConfig(attention_kernel="cudnn"))
     with pytest.raises(
-        UserError, match=r"^model\.execution\.attention_kernel='cudnn' cannot attend .* does not run on cpu"
+        UserError, match=r"^model\.execution\.attention_kernel='cudnn' cannot be used .* does not run on cpu"
     ):
         kernel_line(asked, H100, [shape])
     assert "cudnn" in kernel_line(asked, A100, [shape])

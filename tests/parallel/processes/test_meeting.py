@@ -41,7 +41,7 @@ def test_all_hear_on_which_machines_all_are():
 @pytest.mark.parametrize(
     ("numbers", "options", "kind", "says"),
     [
-        ((0, 1), {"count": 4, "seconds": 1.0}, AbsentError, "processes 2, 3 of 4 did not come within 1 s"),
+        ((0, 1), {"count": 4, "seconds": 1.0}, AbsentError, "processes 2, 3 of 4 did not arrive within 1 s"),
         ((0, 1, 1), {}, UserError, "--process=1 was started twice"),
         ((0, 1), {"counts": {1: 5}}, UserError, "process 1 .* was started with --processes=5, process 0 with 3"),
         ((0, 1, 2), {"fields": {2: {"jax": "0.1"}}}, UserError, "in jax: None on process 0 .*; '0.1' on"),

@@ -200,4 +200,4 @@ def test_certificates_let_in_their_own_and_nobody_else(start, tmp_path):
         assert refused.returncode == 75
         assert "process 0 was not reached" in refused.stderr
     group.end(75)
-    assert "process 1 of 2 did not come" in group.said(0)
+    assert "process 1 of 2 did not arrive" in group.said(0)

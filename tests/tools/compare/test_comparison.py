@@ -42,7 +42,7 @@ def test_arms_are_compared_over_the_seeds_they_share():
     assert math.isnan(first.difference.mean)
     assert second.difference == paired_difference([1.7, 1.9], [2.0, 2.1])
     assert second.mean.n == 3
-    assert notes == ["differences are to 'base' over shared seeds, their intervals Student's t; p of paired t tests"]
+    assert notes == ["differences from 'base' over shared seeds, with Student's t intervals; p of paired t tests"]
 
 
 def test_p_is_adjusted_for_the_number_of_arms():

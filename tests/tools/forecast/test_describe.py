@@ -160,7 +160,7 @@ def test_without_a_run_vocabulary_and_classes_are_assumed():
     assert line in described("transformer_tiny")[0]
     assert "vocabulary: 8,000 rows (assumed from data.vocab_size)\n" in described("gpt2")[0]
     masked = described("bert_base")[0]
-    assert "vocabulary: 8,001 rows (assumed from data.vocab_size; 1 for what the noise puts in)\n" in masked
+    assert "vocabulary: 8,001 rows (assumed from data.vocab_size; 1 for noise symbols)\n" in masked
     assert "classes" not in masked
     text = described("bert_base", task="classify")[0]
     assert "vocabulary: 8,000 rows (assumed from data.vocab_size)\n" in text
@@ -178,7 +178,7 @@ TEXTS = [Pair("a b", "yes"), Pair("c", "no"), Pair("a", "perhaps")]
         # Four symbols and the characters of all texts, or of the targets alone, with those of the noise.
         ("transformer_tiny", {}, "16 source and 16 target rows (of the run's tokenizer)"),
         ("gpt2", {}, "13 rows (of the run's tokenizer)"),
-        ("bert_base", {}, "14 rows (of the run's tokenizer; 1 for what the noise puts in)"),
+        ("bert_base", {}, "14 rows (of the run's tokenizer; 1 for noise symbols)"),
         ("bert_base", {"task": "classify"}, "classes: 3 (of the run's labels)"),
     ],
 )

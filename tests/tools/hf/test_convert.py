@@ -176,7 +176,7 @@ def test_what_the_system_refuses_is_one_line(tmp_path, capsys):
     assert main(["import", str(long), f"--workdir={tmp_path / 'run'}"]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "is longer than names of files can be: shorten it" in told
+    assert "is longer than a file name can be: shorten it" in told
 
 
 @pytest.mark.parametrize(("file", "content", "says"), [

@@ -101,7 +101,7 @@ def test_index_and_files_must_agree(tmp_path):
     (tmp_path / WHOLE).rename(tmp_path / "a.safetensors")
     for names in (["a.weight"], ["a.weight", "b", "c"]):
         (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, "a.safetensors")}))
-        with pytest.raises(UserError, match="is in one of this file and"):
+        with pytest.raises(UserError, match="is in only one of this file and"):
             Tensors(tmp_path)
     write(tmp_path, [("a.weight", ARRAYS["a.weight"])])
     assert Tensors(tmp_path).shapes() == {"a.weight": (2, 3)}  # as transformers reads the whole file where both are

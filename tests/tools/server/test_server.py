@@ -145,7 +145,7 @@ MISTAKES = {
     "too long a phrase": ({"inputs": [{"source": "a", "constraints": ["b" * 101]}]}, 422),
     "a line break": ({"inputs": ["a\nb"]}, 422),
     "a NUL": ({"inputs": ["a\0"]}, 422),
-    "half a surrogate pair": (b'{"inputs": ["\\ud800"]}', 422),
+    "lone surrogate": (b'{"inputs": ["\\ud800"]}', 422),
     "bytes that are no UTF-8": (b'{"inputs": ["\xff"]}', 400),
     "a number that is none": (b'{"inputs": NaN}', 422),
     "a phrase that cannot be written": ({"inputs": [{"source": "a", "constraints": ["z"]}]}, 422),

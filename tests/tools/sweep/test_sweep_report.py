@@ -156,7 +156,7 @@ def test_nothing_finished_and_a_metric_that_nobody_reports_are_one_line(sweep):
 def test_where_all_trials_failed_the_first_error_and_a_table_of_them_are_left(sweep):
     experiment, trials, workdir = sweep()
     failed = [dataclasses.replace(trial, state="failed", error=f"mistake {i}") for i, trial in enumerate(trials)]
-    with pytest.raises(UserError, match="no trial worked, 12 failed; the first error: mistake 0"):
+    with pytest.raises(UserError, match="no trial succeeded, 12 failed; the first error: mistake 0"):
         report(experiment, failed, workdir, workdir / "report")
     for folder in (workdir, workdir / "report"):
         assert [row["error"] for row in table(folder / "results.csv")] == [trial.error for trial in failed]
