@@ -66,7 +66,7 @@ def test_the_kernel_that_attends_is_named_with_the_reason():
     assert counted == f"attention kernel: {fused} for 1 of 2 shapes, own (128 queries and {few} for 1 of 2 shapes"
     assert kernel_line(MODELS["sizes of its own"], H100, short).endswith("own (keys of 6 and values of 10)")
     shared = kernel_line(plain, TPU, [Shape(8, 1_024, 1_024)], sequence=3)  # 1,026 positions
-    assert "1,026 queries and 1,026 keys: 128 do not divide them" in shared
+    assert "1,026 queries and 1,026 keys: not multiples of 128" in shared
     with pytest.raises(
         UserError, match=r"^mesh.sequence=3 does not divide rows of 32 \+ 32, .*=3 in a new run, or mesh."
     ):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from etils.epath import Path
 
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import NODE_STATES, Attended, AttentionWeights, Choice, Part, SearchTree
 from jformer.tools.pages import explorer
@@ -186,9 +187,8 @@ def test_a_model_without_attention_shows_all_that_is_not_attention(page):
 
 def test_searches_are_shown_of_the_runs_own_answers(monkeypatch):
     asked = []
-    decode = SimpleNamespace(search="beam", beam_size=2)
     run = SimpleNamespace(
-        config=SimpleNamespace(decode=decode),
+        config=SimpleNamespace(decode=DecodeConfig(search="beam", beam_size=2)),
         task=SimpleNamespace(answer="text", restores=False),
         search_trees=lambda texts: asked.append(texts) or [[search()] for _ in texts],
     )
@@ -198,8 +198,9 @@ def test_searches_are_shown_of_the_runs_own_answers(monkeypatch):
     assert asked == [["c"]]
     assert [len(each.trees) for each in shown] == [0, 1]
     assert [each.choices for each in shown] == [explorer.GIVEN, explorer.WRITTEN]
-    decode.beam_size = 1
-    assert [len(each.trees) for each in explorer.show(run, pairs, attended)] == [0, 0]
+    for decode in (DecodeConfig(search="beam", beam_size=1), DecodeConfig(search="beam", beam_size=2, rerank="comet")):
+        run.config.decode = decode
+        assert [len(each.trees) for each in explorer.show(run, pairs, attended)] == [0, 0]
     run.task.answer = ""
     assert [each.choices for each in explorer.show(run, pairs[1:], attended[1:])] == [explorer.HIDDEN]
     run.task.answer = "tags"
