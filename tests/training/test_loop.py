@@ -409,7 +409,7 @@ def test_answers_are_scored_in_the_course_of_training_and_decide_what_is_best(ca
         text = (tmp_path / "training.log").read_text()
         assert ("this changes train.best_by" in text) == forgotten
     progress = open_run(tmp_path).newest_manifest().progress
-    assert "decode.max_length=1 (was 0): train.best_by" in text
+    assert "decode.max_length=1 (was 0): this changes train.best_by" in text
     assert (progress["best_step"], progress["measured"]["decode.max_length"]) == (10, 1)
 
 
