@@ -228,7 +228,12 @@ def score_commands(evaluate: EvaluateConfig) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for command in _split(evaluate.command):
-        words = shlex.split(command)
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} in {command!r}; ';' separates commands, also within quotes: use a script"
+            ) from error
         name = PurePath(next((word for word in words if re.search(r"\.[a-zA-Z]+$", word)), words[0])).stem
         if name in (*found, *SCORES, *LOWER_IS_BETTER):
             raise ValueError(f"another score is named {name!r}, too: rename its file")

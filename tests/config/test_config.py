@@ -229,7 +229,7 @@ RANGES = [
     ("optim.b2", 0.99999999999, "is 1 in float32"),
     ("evaluate.during", ("macro_f1",), "bleu"),
     ("evaluate.during_examples", 0, "at least 1"),
-    ("evaluate.command", "python 'a.py", "No closing quotation"),
+    ("evaluate.command", "sh -c 'a.py; b.py'", "';' separates commands, also within quotes: use a script"),
     ("evaluate.command", "python a.py; b/a --fast", "another score is named 'a', too: rename its file"),
     ("evaluate.command", "bleu.sh", "another score is named 'bleu', too"),
     ("decode.mbr_utility", "comet", "choose one of: chrf, bleu"),

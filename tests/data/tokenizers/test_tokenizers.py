@@ -270,7 +270,11 @@ def test_what_cannot_be_learned_is_refused(kind, lines, vocab_size, message):
         (None, b"", "holds no tokenizer 'shared'"),
         ("shared.model", b"not a model", r"shared.model is not a jformer tokenizer, or is damaged"),
         ("shared.json", b'{"kind": "word"', r"shared.json is not a jformer tokenizer"),
-        ("shared.json", b'{"kind": "wrod", "normalization": "nfkc", "tokens": []}', r"shared.json is not a jformer tokenizer"),
+        (
+            "shared.json",
+            b'{"kind": "wrod", "normalization": "nfkc", "tokens": []}',
+            r"shared.json is not a jformer tokenizer",
+        ),
         ("shared.json", b"[]", r"shared.json is not a jformer tokenizer"),
     ],
 )
