@@ -90,7 +90,7 @@ def add_constraint_tokens(
     Args:
         constraints: the phrases of every sentence.
         progress: how far each beam has come with them.
-        log_probs: of every token after each beam; that of padding must be -inf.
+        log_probs: of every token after each beam; that of padding must be -inf, if it is one of them.
         values: what `log_probs` has for the candidates.
         tokens: the candidates.
 
@@ -108,7 +108,7 @@ def add_constraint_tokens(
     earlier = jnp.tril(jnp.ones((wanted.shape[2],) * 2, bool), -1)  # [w w]
     is_repeated = ((wanted[..., None] == wanted[..., None, :]) & earlier).any(axis=3)  # [b n w w] → [b n w]
     is_candidate = (wanted[..., None] == tokens[..., None, :]).any(axis=3)  # [b n w k] → [b n w]
-    wanted_values = jnp.take_along_axis(log_probs, wanted, axis=2)
+    wanted_values = jnp.take_along_axis(log_probs, wanted, axis=2, mode="fill", fill_value=-jnp.inf)
     wanted_values = jnp.where(is_repeated | is_candidate, -jnp.inf, wanted_values)
     values = jnp.concatenate([values, wanted_values], axis=2)
     tokens = jnp.concatenate([tokens, wanted], axis=2)

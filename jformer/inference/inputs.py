@@ -443,6 +443,9 @@ def _filled(values: Sequence[Any], shape: tuple[int, ...], fill: int) -> np.ndar
 
 
 def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: Symbols) -> dict[str, np.ndarray]:
-    """Return `prompt` and `prompt_length` of `rows` rows: BOS, then the given ids."""
+    """Return `prompt` and `prompt_length` of `rows` rows: BOS, then the given ids, and BOS up to `width`.
+
+    A model looks up what fills a row, too, and the padding symbol may be past its table.
+    """
     ids = [[symbols.bos, *sequence] for sequence in sequences] + [[symbols.bos]] * (rows - len(sequences))
-    return {"prompt": _filled(ids, (rows, width), symbols.pad), "prompt_length": np.array([*map(len, ids)], np.int32)}
+    return {"prompt": _filled(ids, (rows, width), symbols.bos), "prompt_length": np.array([*map(len, ids)], np.int32)}

@@ -166,7 +166,7 @@ def test_a_few_long_inputs_do_not_pad_the_others():
 
 def test_prompts_leave_room_among_the_positions():
     batch, room = made(inputs("lm", max_positions=20, max_extra_length=9), Request("abc"), Request("a" * 16))
-    assert batch["prompt"][0, :5].tolist() == [BOS, *ids("abc"), PAD]
+    assert batch["prompt"][0, :5].tolist() == [BOS, *ids("abc"), BOS]
     assert room == 9
     assert batch["limit"].tolist() == [9, 4, 0, 0]  # the last token is said, not read
 

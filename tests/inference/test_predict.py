@@ -69,6 +69,15 @@ def test_output_does_not_depend_on_the_batch(predictor, beam_size):
     assert together == alone * 2
 
 
+def test_a_padding_symbol_past_the_vocabulary_changes_no_output(tiny):
+    model, params = tiny(family="decoder", vocab_size=ROWS, **MODEL)
+    options = {"beam_size": 3, "max_extra_length": 6, "repetition_penalty": 1.2, "forbid": ("<pad>",)}
+    asked = [Request("abc", constraints=("ef", "h")), Request("a"), Request("")]
+    both = [(tokenizer, tokenizer) for tokenizer in (CHARS, CHARS.with_symbols(pad=ROWS))]
+    inside, past = (untrained.predictor(model, params, "lm", each, **options).generate(asked) for each in both)
+    assert inside == past
+
+
 @pytest.mark.slow
 def test_outputs_that_are_long_for_their_inputs_are_asked_for_again(predictor, monkeypatch):
     hurried, patient = (predictor(batch_size=size, max_extra_length=40) for size in (9, 4))
