@@ -204,8 +204,18 @@ print(jformer.train(config, {str(tmp_path / "run")!r}))
     assert step >= 2
 
 
-@pytest.mark.parametrize("option", [{"max_length": 2}, {"forbid": ("x",)}, {"ensemble": ("runs/b",)}])
+@pytest.mark.parametrize(
+    "option", [{"max_length": 2}, {"forbid": ("x",)}, {"ensemble": ("runs/b",)}, {"search": "mbr", "samples": 2}]
+)
 def test_a_search_of_ids_refuses_what_it_does_not_read(option):
     model = jformer.build_model(jformer.ModelConfig(vocab_size=16, num_layers=1, d_model=8, d_ff=8, num_heads=2))
     with pytest.raises(jformer.UserError, match=next(iter(option))):
         jformer.search(model, {}, jformer.make_batch([[4, 5]]), 4, **option)
+
+
+@pytest.mark.parametrize(("room", "option"), [(3, {"coverage_penalty": 0.1}), (7, {"beam_size": 1})])
+def test_a_search_of_ids_refuses_attention_and_positions_that_the_model_lacks(room, option):
+    sizes = {"vocab_size": 16, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2, "max_length": 8}
+    model = jformer.build_model(jformer.ModelConfig(family="decoder", positions="learned", **sizes))
+    with pytest.raises(jformer.UserError, match=r"has none|3 tokens and room=7 take 9 positions"):
+        jformer.search(model, {}, {}, room, prompt=np.array([[1, 4, 5]]), **option)

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import operator
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -29,8 +30,9 @@ from jformer.config.options import (
     scores_during,
 )
 from jformer.data.progress import counted
-from jformer.decoding.decode_config import UTILITIES
+from jformer.decoding.decode_config import DEFAULTS, UTILITIES, DecodeConfig
 from jformer.errors import UserError, check_choice, check_least, check_range
+from jformer.models import ModelConfig
 from jformer.plugins import check_part, is_own
 from jformer.storage import in_bucket, run_path
 
@@ -173,6 +175,11 @@ def _check_evaluate(config: Config) -> None:
         commands = score_commands(evaluate)
     except ValueError as error:
         raise UserError(f"evaluate.command={evaluate.command!r}: {error}") from error
+    keys = config.data.test_splits()
+    files = Counter([*keys, *(f"{key}.{name}" for key in keys for name in commands)])
+    if clash := next((name for name, count in files.items() if count > 1), ""):
+        raise UserError(f"data.test={(*keys,)} with evaluate.command={evaluate.command!r}: both write "
+                        f"outputs/{clash}.txt: rename the set")  # fmt: skip
     for name in evaluate.during:
         if not scores_during(config):
             raise UserError(f"evaluate.during={evaluate.during}: task={config.task!r} has no answers to score")
@@ -191,9 +198,10 @@ def _check_decode(config: Config) -> None:
         raise UserError(f"decode.outputs='conll' has a line for each word and its tag: task={config.task!r} has none")
     commands = score_commands(config.evaluate)
     check_choice("decode.mbr_utility", config.decode.mbr_utility, (*UTILITIES, *commands))
-    if config.decode.mbr_utility in commands and config.decode.search != "mbr":
-        key = f"decode.mbr_utility={config.decode.mbr_utility!r}"
-        raise UserError(f"{key} is read by decode.search='mbr' only: set that, or decode.rerank instead")
+    if config.decode.mbr_utility != DEFAULTS["mbr_utility"] and config.decode.search != "mbr":
+        key, instead = f"decode.mbr_utility={config.decode.mbr_utility!r}", ", or decode.rerank instead"
+        remedy = f"set that{instead if config.decode.mbr_utility in commands else ''}"
+        raise UserError(f"{key} is read by decode.search='mbr' only: {remedy}")
     if config.decode.rerank not in ("", *commands):
         names = ", ".join(commands) or "there is none"
         raise UserError(f"decode.rerank={config.decode.rerank!r} names no evaluate.command: {names}")
@@ -202,14 +210,19 @@ def _check_decode(config: Config) -> None:
             raise UserError(f"decode.{key} {does} searches, but task={config.task!r} answers in one pass: leave it out")
     if config.decode.alignments and config.model.vision.source:
         raise UserError("decode.alignments=True links words of two texts: an image has none; --mode=explore shows it")
+    refuse_without_attention(config.decode, config.model)
+
+
+def refuse_without_attention(decode: DecodeConfig, model: ModelConfig) -> None:
+    """Raise UserError for an option of decoding that reads attention to a source, of which the model has none."""
     for key in ("coverage_penalty", "alignments"):
-        if getattr(config.decode, key) and config.model.family != "encdec":
+        if getattr(decode, key) and model.family != "encdec":
             raise UserError(
-                f"decode.{key}={getattr(config.decode, key)} reads attention to a source: model.family="
-                f"{config.model.family!r} has none"
+                f"decode.{key}={getattr(decode, key)} reads attention to a source: model.family={model.family!r} has "
+                "none"
             )
-        if getattr(config.decode, key) and config.model.recurrent.cell and config.model.recurrent.attention == "none":
-            raise UserError(f"decode.{key}={getattr(config.decode, key)} needs model.recurrent.attention")
+        if getattr(decode, key) and model.recurrent.cell and model.recurrent.attention == "none":
+            raise UserError(f"decode.{key}={getattr(decode, key)} needs model.recurrent.attention")
 
 
 def _check_task(config: Config) -> None:

@@ -220,6 +220,11 @@ class Config:
     decode: DecodeConfig = DecodeConfig()
     mesh: MeshConfig = MeshConfig()
 
+    def of_test_set(self, key: str) -> "Config":
+        """Return the config with the corpus of a test set as the first one, in whose language its texts are scored."""
+        part, _ = self.data.test_sets()[key]
+        return dataclasses.replace(self, data=self.data.of(part))
+
 
 def score_commands(evaluate: EvaluateConfig) -> dict[str, str]:
     """Return name → command of evaluate.command: the name of its first file with an ending, else of its program.

@@ -56,7 +56,8 @@ class DecodeConfig:
     epsilon: float = 0.0  # from those with at least this probability (Hewitt et al. 2022)
     typical: float = 1.0  # from the mass of most expected surprise; 1 = all (Meister et al. 2023)
     seed: int = 0  # a sample is drawn from (seed, number of its input line, number of the sample)
-    # chrf | bleu, of sacreBLEU, of each candidate against all of them (Eikema and Aziz 2020), or a command's name
+    # mbr: chrf | bleu, of sacreBLEU, of each candidate against all of them (Eikema and Aziz 2020), or a command's name,
+    # which scores samples x samples texts for each input
     mbr_utility: str = "chrf"
     # The name of one of evaluate.command, which scores all candidates (beam_size, or samples) without references: the
     # n_best of them by its scores are the outputs (Fernandes et al. 2022); "" = none.

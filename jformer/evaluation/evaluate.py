@@ -64,7 +64,6 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
         predictor = load(workdir, config, mesh)
     model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype applies to answers only
     eval_step = make_eval_step(make_loss(model, predictor.task.loss), mesh)
-    settings = results.settings_of(config, predictor.steps)
     scored: dict[str, Any] = {"schema": records.SCHEMA}
     for key, (part, name) in config.data.test_sets().items():
         split, languages = open_split(part, name), config.data.languages(part)
@@ -83,8 +82,8 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
             batches, corpus = evaluation_batches(config.data, predictor.task, tokenizers, split, divisor)
         with show_progress(f"scoring {key}", quiet=quiet):
             sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
-            task = build_task(dataclasses.replace(config, data=config.data.of(part)))  # it scores in its language
-            scores = task.score(outputs, examples, sums)
+            own = config.of_test_set(key)
+            scores = build_task(own).score(outputs, examples, sums)
         for name, entry in scores.items():
             if (each := entry.pop("segments", None)) and not quiet:
                 results.save_outputs(folder, f"{key}.{name}", [*map(str, each)])
@@ -92,7 +91,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
         if any(languages):
             trained = languages in map(config.data.languages, config.data.trained())
             counts |= {"languages": [*languages], "trained": trained}
-        scored[key] = {**scores, **counts, results.SETTINGS: settings}
+        scored[key] = {**scores, **counts, results.SETTINGS: results.settings_of(own, predictor.steps)}
     scored["run"] = provenance(config, workdir, predictor)
     if not quiet:
         results.save(folder, scored)

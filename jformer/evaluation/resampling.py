@@ -38,7 +38,8 @@ def is_resampled(config: Config, name: str) -> bool:
 def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs: Sequence[Pair]) -> list[Resampled]:
     """Score the outputs of several runs for one test set, with intervals, and p against the first run.
 
-    The config gives the task and the options of scores. Returns [] for a score that these outputs do not determine.
+    The config, `of_test_set`, gives the task, the language and the options of scores. Returns [] for a score that these
+    outputs do not determine.
     """
     if name in TEXT_SCORES:
         metric = text_metric(name, tokenization(config), config.evaluate.lowercase)
@@ -70,7 +71,7 @@ def intervals(config: Config, run: Path, results: Mapping[str, Any]) -> dict[tup
         for name, entry in scores.items():
             resampled = resample_segments([records.segment_scores(run, key, name)])
             if is_resampled(config, name) and name not in TOO_SLOW:
-                resampled = resample(config, name, [outputs], pairs)
+                resampled = resample(config.of_test_set(key), name, [outputs], pairs)
             for again in resampled:
                 if math.isclose(again.score, entry["score"] or 0.0, abs_tol=1e-6):
                     found[key, name] = again.margin

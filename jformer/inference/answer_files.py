@@ -33,6 +33,7 @@ from jformer.inference.output_file import check_files, input_path, lines_to_keep
 from jformer.inference.predict import Predictor, load, stacked
 from jformer.parallel import processes
 from jformer.storage import replacing, unwritten
+from jformer.tasks.scoring_command import check_commands
 from jformer.tasks.task import VECTOR
 
 WINDOW = 4_096  # lines
@@ -157,6 +158,8 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
         raise UserError(
             f"decode.outputs={options.outputs!r} cannot hold {options.returned} outputs per line: use tsv or jsonl"
         )
+    if options.ranked_by:
+        processes.from_main_process(lambda: check_commands(settings))
     predictor = _open_run(settings, workdir, source, target, resume)
     if predictor.task.answer == VECTOR:
         raise UserError(f"task={settings.task!r} answers a text with a vector: use --mode=embed")

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jformer import plugins
+from jformer.config.checks import refuse_without_attention
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.beam import beam_search
 from jformer.decoding.constraints import has_phrases
@@ -206,10 +207,18 @@ def search_ids(
     if unread:
         names = ", ".join(unread)
         raise UserError(f"jformer.search does not use {names}: leave them out; `room` limits the length of an output")
+    if settings.search == "mbr":
+        raise UserError("decode.search='mbr' compares texts, which jformer.search does not write: use 'sample'")
+    refuse_without_attention(settings, model.config)
     symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
     if prompt is None:
         prompt = jnp.full((len(next(iter(batch.values()))), 1), symbols.bos, jnp.int32)  # type: ignore[arg-type]
-    rows = prompt.shape[0]
+    rows, width = prompt.shape
+    if model.config.positions == "learned" and width - 1 + room > model.config.max_length:
+        raise UserError(
+            f"a prompt of {width} tokens and room={room} take {width - 1 + room} positions, and model.max_length="
+            f"{model.config.max_length}: lower room"
+        )
     asked: SearchBatch = {
         **batch,
         "prompt": prompt,

@@ -1,6 +1,5 @@
 """Rank the candidates of a search by utility: by their similarity to each other, or the scores of a user's command."""
 
-import dataclasses
 from collections.abc import Sequence
 from itertools import islice
 
@@ -54,5 +53,4 @@ def _similarities(config: Config, piece: Piece, texts: Sequence[str]) -> np.ndar
         return np.zeros((0, 0))
     if config.decode.mbr_utility == "chrf":
         return mbr.chrf(texts)
-    data = dataclasses.replace(config.data, target_language=written_language(config, [piece]))
-    return mbr.bleu(texts, tokenization(dataclasses.replace(config, data=data)))
+    return mbr.bleu(texts, tokenization(config, written_language(config, [piece])))

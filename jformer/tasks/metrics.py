@@ -141,14 +141,14 @@ def reference_notes(examples: Sequence[Pair]) -> list[str]:
     return notes
 
 
-def tokenization(config: Config) -> str:
-    """Return evaluate.tokenize; for "auto" the tokenization that sacreBLEU recommends for data.target_language.
+def tokenization(config: Config, language: str = "") -> str:
+    """Return evaluate.tokenize; for "auto" what sacreBLEU recommends for a language, by default data.target_language.
 
     MeCab's are replaced by "char" where it is not installed. An unknown language gets "13a".
     """
     if config.evaluate.tokenize != "auto":
         return config.evaluate.tokenize
-    names = TOKENIZATIONS.get(language_code(config.data.target_language), ("13a",))
+    names = TOKENIZATIONS.get(language_code(language or config.data.target_language), ("13a",))
     return next((name for name in names[:-1] if _is_available(name)), names[-1])
 
 

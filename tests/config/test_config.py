@@ -373,6 +373,8 @@ COMBINATIONS = [
         {"decode.mbr_utility": "a", "evaluate.command": "a"},
         "decode.mbr_utility='a' is read by decode.search='mbr' only",
     ),
+    ({"decode.mbr_utility": "bleu"}, "decode.mbr_utility='bleu' is read by decode.search='mbr' only: set that"),
+    ({"data.test": ("a", "a.b"), "evaluate.command": "c.py; b.py"}, "both write outputs/a.b.txt: rename the set"),
     (
         {"decode.beam_size": 1, "decode.rerank": "a", "evaluate.command": "a"},
         "decode.search='beam', with one candidate: raise beam_size or samples",

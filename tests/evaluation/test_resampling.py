@@ -209,11 +209,11 @@ def found_of(monkeypatch, scores, right=60):
     return found_for(monkeypatch, scores, outputs, PAIRS)
 
 
-def found_for(monkeypatch, scores, outputs, pairs, **options):
+def found_for(monkeypatch, scores, outputs, pairs, key="test", **options):
     monkeypatch.setattr(records, "outputs", lambda run, key: outputs)
     monkeypatch.setattr(records, "examples", lambda run, key, data: pairs)
     config = resolve({"data": {"dir": "nowhere", **options.pop("data", {})}, **options})
-    results = {"test": {name: {"score": value} for name, value in scores.items()}}
+    results = {key: {name: {"score": value} for name, value in scores.items()}}
     return [intervals(config, Path("run"), results) for _ in range(2)]
 
 
@@ -236,13 +236,17 @@ def test_bleu_is_resampled(monkeypatch):
     assert 0.5 < first["test", "bleu"] < 10
 
 
-def test_bleu_is_resampled_with_the_tokenization_of_the_language_and_without_missing_references():
+def test_bleu_is_resampled_with_the_tokenization_of_the_language_and_without_missing_references(monkeypatch):
     pairs = [Pair("", f"一大的房{i}在山上", others=(f"房{i}在山上" if i % 2 else "",)) for i in range(20)]
     outputs = [f"一大的房{i}在山下" for i in range(20)]
     config = resolve({"data": {"dir": "nowhere", "target_language": "zh"}})
     (found,) = resample(config, "bleu", [outputs], pairs)
     assert found.score == text_scores(outputs, reference_texts(pairs), tokenize="zh")["bleu"]["score"]
     assert found.score > 50
+    corpora = {"mixture": ({"dir": "nowhere", "target_language": "zh", "test": ("zh",)},)}
+    assert found_for(monkeypatch, {"bleu": found.score}, outputs, pairs, key="zh", data=corpora)[0].keys() == {
+        ("zh", "bleu")
+    }
     assert resample(config, "exact_match", [[""] * 20], pairs)[0].score == 0
 
 

@@ -20,7 +20,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from jformer.config.options import Config
+from jformer.config.options import Config, EvaluateConfig
 from jformer.data import progress
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
@@ -388,6 +388,13 @@ def test_files_that_cannot_be_are_refused_before_the_run_is_loaded(source, tmp_p
     given, output, said = MISNAMED[case]
     with pytest.raises(UserError, match=said):
         command(settings(), Path("run"), str(tmp_path / given), str(tmp_path / output))
+
+
+def test_a_command_of_a_saved_config_is_refused_before_the_run_is_loaded(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "load", lambda *_: pytest.fail("loaded"))
+    ranked = dataclasses.replace(settings(rerank="best"), evaluate=EvaluateConfig(command="best.py"))
+    with pytest.raises(UserError, match=r"evaluate\.command='best\.py' comes from a saved config"):
+        files.predict_file(ranked, Path("run"), str(source), str(tmp_path / "out.txt"))
 
 
 def test_an_output_is_continued_under_the_settings_it_was_begun_with_alone(echo, source, tmp_path):

@@ -129,7 +129,7 @@ def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resam
         if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(pairs):
             raise UserError(f"{run}: was scored with another test set {key!r} than {baseline}")
     found = resample_segments([records.segment_scores(run, key, name) for run in runs])
-    found = found or resample(records.saved_config(baseline), name, outputs, pairs)
+    found = found or resample(records.saved_config(baseline).of_test_set(key), name, outputs, pairs)
     for run, entry, again in zip(runs, entries, found, strict=True):
         if not math.isclose(entry[name]["score"], again.score, abs_tol=1e-6):
             raise UserError(
