@@ -5,7 +5,6 @@ pair.
 """
 
 import dataclasses
-import fcntl
 import functools
 import io
 import itertools
@@ -19,9 +18,10 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
+from jformer.data.corpus import locked
 from jformer.data.repeats import repeated_places
 from jformer.data.sources.split import Pair, Split, fingerprint
-from jformer.storage import open_lock, replace_content
+from jformer.storage import replace_content
 
 Drops = Callable[[Pair], bool]
 EMPTY = Pair("", "")
@@ -108,9 +108,7 @@ def _repeats(read: Callable[[Counter[str]], Iterator[Pair]], path: Path | None) 
     if path is None:
         return np.zeros(0, np.int64)
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_lock(path.with_suffix(".lock")) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # other runs, and other processes of this one, may need them now
+        with locked(path, "waiting for another process that looks for duplicates"):
             if not path.exists():
                 content = io.BytesIO()
                 np.save(content, repeated_places(read(Counter())))

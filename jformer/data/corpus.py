@@ -266,7 +266,13 @@ def open_corpus(split: Split, encoder: ExampleEncoder, cache_dir: str) -> Corpus
 
 
 def prepare_shard(split: Split, encoder: ExampleEncoder, cache_dir: str, shard: Shard) -> None:
-    """Tokenize one shard of a split's blocks for `open_corpus`; other processes may do other shards meanwhile."""
+    """Tokenize one shard of a split's blocks for `open_corpus`; other processes may do other shards meanwhile.
+
+    The only shard of one also joins the blocks.
+    """
+    if shard == (0, 1):
+        open_corpus(split, encoder, cache_dir)
+        return
     _, folder = _place(split, encoder, cache_dir)
     with locked(folder, f"waiting for another run that tokenizes {split.name}", fcntl.LOCK_SH):
         if not folder.exists():

@@ -115,10 +115,7 @@ def prepare_data(config: Config, shard: Shard) -> None:
         tokenizers = _open_tokenizers(directory, data, config.train, training, task, (directory / DIGESTS).exists())
     for part, split in zip(parts, training, strict=True):
         for encoder in _encoders(task, directed(tokenizers, data, data.languages(part)), data):
-            if shard == (0, 1):
-                open_corpus(split, encoder, data.cache_dir)
-            else:
-                prepare_shard(split, encoder, data.cache_dir, shard)
+            prepare_shard(split, encoder, data.cache_dir, shard)
 
 
 def _open_tokenizers(
