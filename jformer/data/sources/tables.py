@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 
@@ -32,37 +33,48 @@ def open_split(config: SourceConfig, split: str) -> Split:
     """
     paths = [path for (path,) in find_shards(config.dir, split, [(".parquet",), (".arrow",)])]
     names = (config.source_language, config.target_language)
-    shards = [Shard((path,), sum(map(len, _batches(path, names, decoded=False))), ()) for path in paths]
+    shards = [Shard((path,), sum(len(rows) for _, rows in _batches(path, names, decoded=False)), ()) for path in paths]
     identity = fingerprint("tables 1", [digest(path).sha256 for path in paths], names, config.invalid)
     return split_of(split, identity, shards, functools.partial(_read, names, config.invalid))
 
 
 def _read(names: tuple[str, str], invalid: str, shard: Shard, counts: Counter[str], first: int) -> Iterator[Pair]:
-    (path,), row = shard.paths, 0
-    for batch in _batches(path, names):
-        if row + len(batch) > first:
-            skipped = max(first - row, 0)
-            columns = [_texts(batch.slice(skipped), name) for name in names]
-            for number, texts in enumerate(zip(*columns, strict=True), start=row + skipped + 1):
-                try:
-                    source, target = (admit(text, counts, invalid, lines=not names[0]) for text in texts)
-                except (TypeError, ValueError) as error:
-                    reason = error if isinstance(error, ValueError) else "it has no text"
-                    raise UserError(f"{path}, row {number}: {reason}") from error
-                yield Pair(source, target)
-        row += len(batch)
+    (path,) = shard.paths
+    for row, batch in _batches(path, names, first):
+        columns = [_texts(batch, name) for name in names]
+        for number, texts in enumerate(zip(*columns, strict=True), start=row + 1):
+            try:
+                source, target = (admit(text, counts, invalid, lines=not names[0]) for text in texts)
+            except (TypeError, ValueError) as error:
+                reason = error if isinstance(error, ValueError) else "it has no text"
+                raise UserError(f"{path}, row {number}: {reason}") from error
+            yield Pair(source, target)
 
 
-def _batches(path: Path, names: tuple[str, str], decoded: bool = True) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, with the columns that are needed, or for Parquet without them, to count rows."""
+def _batches(
+    path: Path, names: tuple[str, str], first: int = 0, decoded: bool = True
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of a file from row `first` on, in parts, each with the number of its first row.
+
+    They have the columns that are needed, or for Parquet no columns, to count rows. Parquet begins at a group of rows.
+    """
     try:
         with path.open("rb") as file:
             whole = pyarrow.parquet.ParquetFile(file) if path.suffix == ".parquet" else pa.ipc.open_stream(file)
             schema = whole.schema_arrow if path.suffix == ".parquet" else whole.schema
             for name in filter(None, names):
                 _column(schema, name, path)
-            columns = [name for name in (*names, "translation") if decoded and name in schema.names]
-            yield from whole.iter_batches(ROWS, columns=columns) if path.suffix == ".parquet" else whole
+            row, batches = 0, whole
+            if path.suffix == ".parquet":
+                groups = range(whole.num_row_groups)
+                ends = np.cumsum([0, *(whole.metadata.row_group(group).num_rows for group in groups)])
+                skipped = int(np.searchsorted(ends[1:], first, side="right"))
+                columns = [name for name in (*names, "translation") if decoded and name in schema.names]
+                row, batches = int(ends[skipped]), whole.iter_batches(ROWS, groups[skipped:], columns)
+            for batch in batches:
+                start, row = row, row + len(batch)
+                if row > first:
+                    yield max(start, first), batch.slice(max(first - start, 0))
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a complete {path.suffix} file ({error}); fetch it again") from error
 

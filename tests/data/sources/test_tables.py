@@ -38,6 +38,10 @@ def test_shards_of_tables_are_read_from_any_row(tmp_path, suffix, columns):
     assert counts == {"texts with unusual line separators, kept": 2_500}
     for first in (1, 699, 1_999, 2_000, 2_499):
         assert list(split.read(Counter(), first)) == PAIRS[first:]
+    if suffix == "parquet":  # reading begins at a group of rows
+        path = tmp_path / "train-00000-of-00002.parquet"
+        path.write_bytes(b"PAR1" + bytes(200) + path.read_bytes()[204:])
+        assert list(split.read(Counter(), 700)) == PAIRS[700:]
     whole = (tmp_path / f"train-00001-of-00002.{suffix}").read_bytes()
     (tmp_path / f"train-00001-of-00002.{suffix}").write_bytes(whole[:-900])
     with pytest.raises(UserError, match=r"train-00001-of-00002.*: not a complete"):
