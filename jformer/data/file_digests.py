@@ -4,6 +4,7 @@ The cache key is the file's path, inode, size and times. Programs cannot set the
 the content even where a copy preserves the modification time.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -47,7 +48,8 @@ def digest(path: Path) -> Digest:
         pass  # not in the cache, or the entry is damaged
     made = _hashed(path)
     if identity(path) == found and time.time() - path.stat().st_ctime > SETTLED:
-        replace_content(remembered, json.dumps(with_digest(made._asdict())).encode())
+        with contextlib.suppress(OSError):  # such as a full or read-only home directory
+            replace_content(remembered, json.dumps(with_digest(made._asdict())).encode())
     return made
 
 

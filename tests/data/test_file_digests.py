@@ -1,3 +1,4 @@
+import errno
 import gzip
 import hashlib
 import os
@@ -83,6 +84,15 @@ def test_what_changed_a_moment_ago_is_not_remembered(tmp_path, hashed, monkeypat
     path = write(tmp_path / "a", b"one\n")
     assert digest(path) == digest(path)
     assert hashed == ["a", "a"]
+
+
+def test_a_file_is_hashed_where_nothing_can_be_remembered(tmp_path, hashed, monkeypatch):
+    def fail(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file_digests, "replace_content", fail)
+    assert digest(write(tmp_path / "a", b"one\n"))[1] == 1
+    assert hashed == ["a"]
 
 
 def test_small_files_are_always_hashed(tmp_path, hashed, monkeypatch):
