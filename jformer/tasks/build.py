@@ -1,6 +1,7 @@
 """Build the task, the model and the mesh of a config."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -172,8 +173,8 @@ def choose_lengths(config: Config, target: Target) -> tuple[Config, list[str]]:
     if config.data.length_multiple:
         return config, []
     kernel = FUSED.get(target.platform, "")
-    multiple = MULTIPLES.get(kernel, 1)
-    takes = multiple > 1 and _takes_kernel(config, target, kernel, multiple)
+    multiple = math.lcm(MULTIPLES.get(kernel, 1), max(config.mesh.sequence, 1))  # or rows would be padded to that
+    takes = kernel != "" and _takes_kernel(config, target, kernel, multiple)
     data = dataclasses.replace(config.data, length_multiple=multiple if takes else 1)
     lines = [f"data.length_multiple: {multiple}, so that {kernel} attends"] if takes else []
     return dataclasses.replace(config, data=data), lines

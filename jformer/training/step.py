@@ -62,6 +62,9 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
     a time. Gradients and sums are added over the axes in one psum and divided by the global count: never a mean of
     means, so that devices and microbatches with uneven padding are weighted correctly. They are float32, as parameters
     are. Within a part, over `fsdp` and `tensor`, the compiler inserts the collectives that the model's shardings need.
+
+    Positions are padded to a multiple of `sequence`, which changes what attention dropout draws: a run refuses that
+    (`kernel_line` of `introduction`), this function does not.
     """
     total_gradient = trained_gradient(loss, frozen)
 

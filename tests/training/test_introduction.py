@@ -93,6 +93,7 @@ def test_images_attend_by_their_patches_and_the_class_token():
         ({}, TPU, 1),  # 256 x 256 pairs are few
         ({"data.max_target_length": 512}, TPU, 128),
         ({"data.max_target_length": 512, "data.length_multiple": 3}, TPU, 3),
+        ({"data.max_target_length": 512, "mesh.sequence": 3}, TPU, 384),
         ({"data.max_target_length": 1_025, "data.tokens_per_update": 8_300}, TPU, 1),  # 8 x 1,152 are too many
         ({"data.batching": "packed", "data.packed_length": 1_024}, TPU, 128),
         ({"data.batching": "packed", "data.packed_length": 1_000}, TPU, 1),
@@ -108,7 +109,7 @@ def test_lengths_divide_by_what_a_fused_kernel_takes_where_it_can_attend(options
     config.update_from_flattened_dict({"model.dtype": "bfloat16"} | options)
     config, lines = choose_lengths(resolve(config), target)
     assert config.data.length_multiple == multiple
-    assert bool(lines) == (multiple in (8, 128))
+    assert bool(lines) == (multiple in (8, 128, 384))
     assert (
         resume_config(config, dataclasses.replace(config, data=dataclasses.replace(config.data, length_multiple=0)))
         == config
