@@ -18,6 +18,7 @@ import optax
 from absl import app, flags
 
 import jformer
+from experiments.layerwise import make_norms
 from experiments.measure import mean_seconds, smoke_sizes
 from jformer.config import default_config, resolve
 from jformer.models import Attention, ExecutionConfig, FeedForward, ModelConfig, build_model, init_params
@@ -28,7 +29,6 @@ from jformer.models.layers.visibility import TokenPlaces, Visibility
 from jformer.models.parts import count_params
 from jformer.tools.forecast.cost_analysis import flops
 from jformer.tools.forecast.hlo import parse
-from jformer.training.diagnostics import make_norms
 
 ONLY = flags.DEFINE_list("only", [], "Names of functions in this file; all by default.")
 SIZES = ModelConfig(

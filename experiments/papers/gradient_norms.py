@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
+from experiments.layerwise import make_norms
 from experiments.measure import smoke_sizes
 from experiments.speed.steps_shapes import make_batch
 from jformer.data.data_config import DataConfig
@@ -26,7 +27,6 @@ from jformer.models import ExecutionConfig, ModelConfig, build_model, init_param
 from jformer.tasks.build import TASKS
 from jformer.tasks.task import make_loss
 from jformer.tools.pages.plots import PlottedLine, lines
-from jformer.training.diagnostics import make_norms
 
 OUTPUT = flags.DEFINE_string("output", None, "The folder of the table and the pictures.", required=True)
 
