@@ -3,6 +3,10 @@
 Paper:    Attention Is All You Need (2017), Table 2: newstest2014 BLEU 27.3 after 100,000 updates.
 Data:     wmt14_translate/de-en of TFDS, joint BPE of 37,000.
 Model:    6 + 6 layers, d_model 512, Post-LN, dropout 0.1; last 5 checkpoints averaged, beam 4, alpha 0.6.
+Variants: --config.model.positions=rotary (Su et al. 2021) or another; --config.train.ema_decay=0.9999 with
+          --config.evaluate.weights=ema (Popel and Bojar 2018); --config.model.residual=False (Dong et al. 2021); Pre-LN
+          without warm-up (Xiong et al. 2020): --config.model.norm=pre --config.optim.schedule=linear
+          --config.optim.learning_rate=7e-4 --config.optim.warmup=0
 Command:  python -m jformer.main --config=configs/wmt14_en_de_base.py --workdir=runs/wmt14_base
           --config.data.dir=PATH/tensorflow_datasets
 Expected: the paper's; not trained here yet.
