@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from jformer.models.batch import Batch
 from jformer.models.model import Model
-from jformer.tasks.sums import LossFn
+from jformer.tasks.sums import LossFn, Scalar
 
 SEGMENTS = {"encoder": "source_segments", "decoder": "target_segments"}  # stack → what it reads; 0 is padding
 
@@ -24,14 +24,14 @@ class Norms(NamedTuple):
     activations: dict[str, Array]  # 'encoder' → root mean square of the block's output, over positions with text
 
 
-def make_norms(model: Model, loss: LossFn) -> Callable[[PyTree, Batch], Norms]:
+def make_norms(model: Model, loss: LossFn) -> Callable[[PyTree, Any], Norms]:
     """Return the compiled (parameters, batch [b …]) → norms of a Transformer of texts, without dropout, on one device.
 
     Gradients are those of the mean loss over the batch, before any clipping. At initialisation they explain the need
     for warmup (Xiong et al. 2020, Theorem 1 and Figure 3).
     """
 
-    def mean_loss(params: PyTree, batch: Batch) -> Array:
+    def mean_loss(params: PyTree, batch: Batch) -> Scalar:
         total, count = loss(params, batch, None)["loss"]
         return total / count
 

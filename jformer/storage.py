@@ -24,7 +24,7 @@ fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other 
 
 
 def run_path(text: str | os.PathLike[str]) -> Path:
-    """Return the path of a run. Raise UserError for an unsupported kind of storage."""
+    """Return the path of a run; ~ is the home directory. Raise UserError for an unsupported kind of storage."""
     if "://" in str(text) and not str(text).startswith(BUCKET):
         raise UserError(f"{text}: a run is a directory or a folder of a Google bucket ({BUCKET}…)")
     if str(text).startswith(BUCKET):
@@ -32,7 +32,7 @@ def run_path(text: str | os.PathLike[str]) -> Path:
             fsspec.get_filesystem_class("gs")
         except ImportError as error:
             raise UserError(f'{text} needs gcsfs: pip install -e ".[gcs]" -c constraints.txt') from error
-    return Path(text)
+    return Path(text).expanduser()
 
 
 def new_directory(path: str | os.PathLike[str], option: str = "") -> Path:
@@ -86,7 +86,7 @@ def check_writable(option: str, path: Path) -> None:
     """Raise UserError, naming the option, if a folder cannot be written or created. Does not create it."""
     if in_bucket(path):
         return
-    place = Path(path).expanduser()
+    place = Path(path)
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():

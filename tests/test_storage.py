@@ -155,6 +155,11 @@ def test_other_storage_is_refused(place, capsys):
     assert f"{place}: a run is a directory or a folder of a Google bucket" in capsys.readouterr().err
 
 
+def test_a_run_in_the_home_directory_is_found_where_the_shell_leaves_the_tilde(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert storage.run_path("~/run") == tmp_path / "run"
+
+
 def test_a_trace_is_refused_in_a_bucket(folder, tmp_path, capsys):
     options = ["--config.train.profile_steps=2:3", "--config.train.num_steps=10"]
     assert main.main(["jformer", *arguments("gs://mine/traced", tmp_path, *options)]) == 2

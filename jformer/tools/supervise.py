@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--devices", type=int, help="virtual CPU devices of each process")
     parser.add_argument("--per-gpu", action="store_true", help="each process takes the GPU of its number alone")
-    parser.add_argument("--logs", type=Path, help="folder of process-I.log; that of process 0 is shown as well")
+    parser.add_argument("--logs", type=run_path, help="folder of process-I.log; that of process 0 is shown as well")
     parser.add_argument("--retries", type=int, default=5, help="restarts without a new checkpoint in between")
     parser.add_argument("--grace", type=float, default=30, help="seconds for the others to end, once one has failed")
     parser.add_argument("--pause", type=float, default=2, help="seconds before a restart")

@@ -110,7 +110,7 @@ def prepare_data(config: Config, shard: Shard) -> None:
     with show_progress("reading the text"):
         training = list(_open_training(parts, data.cache_dir, None))
     options = [[split.fingerprint for split in training], repr(data), config.train.init_from]
-    directory = run_path(data.cache_dir).expanduser() / f"{digest_of(options)}.tokenizer"
+    directory = run_path(data.cache_dir) / f"{digest_of(options)}.tokenizer"
     with locked(directory, "waiting for another shard that learns the tokenizers"):
         tokenizers = _open_tokenizers(directory, data, config.train, training, task, (directory / DIGESTS).exists())
     for part, split in zip(parts, training, strict=True):

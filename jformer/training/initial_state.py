@@ -97,7 +97,7 @@ def put_vectors(
     for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
         path = getattr(train, f"{side}_vectors")
         if path:
-            matched = match(tokenizer.tokens, Path(path), model.embedding_size)
+            matched = match(tokenizer.tokens, Path(path).expanduser(), model.embedding_size)
             name = table_of(model, side)
             table = params[name]["embedding"].at[matched.ids].set(jnp.asarray(matched.vectors))
             params = {**params, name: {**params[name], "embedding": table}}
