@@ -54,11 +54,12 @@ install_import_hook(
 )
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jformer.errors import UserError
-from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, _draw, build_model
 
 LONGEST = ("test_smoke", "test_contracts", "test_loop", "test_every_task", "test_processes", "test_parts")
 ON_ACCELERATORS = (  # what depends on how a device computes: numerics, decoding, updates, save and resume
@@ -70,6 +71,7 @@ ANY_STACK = (  # what no version of Python or of a library changes: documents, p
     *("launch", "test_documents.py", "test_layering.py", "test_site.py", "tools/compare", "tools/pages"),
 )
 MAPS = Path("/proc/self/maps")
+INITIAL = _draw()  # model, key → initial parameters
 TINY = {
     "vocab_size": 50,
     "num_layers": 2,
@@ -188,6 +190,20 @@ def equations(jaxpr):
                     yield from equations(inner)
 
 
+def draw_params(model, seed=0):
+    """Return parameters drawn by NumPy: compiling what draws the initial ones takes longer than most tests."""
+
+    def draw(path, leaf):
+        name = jax.tree_util.keystr(path)
+        if "scale" in name or "lora_b" in name or name.endswith("bias']"):
+            return jnp.asarray(np.full(leaf.shape, "scale" in name), leaf.dtype)
+        numbers = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(leaf.shape)
+        return jnp.asarray(np.float32(numbers / np.sqrt(leaf.shape[-1 if "embedding" in name else -2])), leaf.dtype)
+
+    shapes = jax.eval_shape(lambda key: INITIAL(model, key), jax.random.key(0))
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_memory_maps():
     """Forget compiled programs before they fill the 65,530 memory maps that Linux allows: XLA would end the process."""
@@ -203,6 +219,6 @@ def tiny():
     @functools.cache
     def build(**fields):
         model = build_model(ModelConfig(**{**TINY, **fields}))
-        return model, init_params(model, jax.random.key(0))
+        return model, draw_params(model)
 
     return build

@@ -1,6 +1,8 @@
 """What a process of tests does with signals that it, or a library of its, was made to ignore."""
 
+import os
 import signal
+import threading
 
 
 def heed() -> None:
@@ -13,3 +15,16 @@ def heed() -> None:
         signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def stop_run_at(monkeypatch, step):
+    """Have a run of this process get SIGTERM when it asks for the batch of an update."""
+    from jformer.parallel.processes import stop
+    from jformer.training.feed import make_feed
+
+    def make_stopping(*given):
+        feed = make_feed(*given)
+        return lambda now: os.kill(os.getpid(), signal.SIGTERM) or feed(now) if now == step else feed(now)
+
+    monkeypatch.setattr(stop, "_requested", threading.Event())  # later runs of this process are not asked
+    monkeypatch.setattr("jformer.trainer.make_feed", make_stopping)

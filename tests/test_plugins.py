@@ -1,8 +1,6 @@
 """User-defined parts: what may be imported, what a run records of them, and what is reported."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from jformer import plugins
 from jformer.config import default_config, load_config, resolve, save_config
 from jformer.config.config_files import override, run_config_file
 from jformer.errors import UserError
+from jformer.main import main
 from jformer.tasks.build import build_task
 
 TABLE = {"sqrt": "math:sqrt", "twice": lambda x: 2 * x}
@@ -152,19 +151,14 @@ def test_a_command_allows_what_its_arguments_and_its_config_file_name(mine, tmp_
     assert plugins._allowed == {mine, "a.b", "python comet.py", "a:b --gpus 1"}
 
 
-def test_the_run_of_a_stranger_imports_nothing(mine, tmp_path):
+def test_the_run_of_a_stranger_imports_nothing(mine, tmp_path, capsys):
     """The command says in one line which module it did not import, and what to do."""
     plugins.allow(mine)
     values = config_of(mine)
     values.data.cache_dir = str(tmp_path / "cache")
     save_config(resolve(values), epath.Path(tmp_path) / "config.json")
     (tmp_path / f"{mine}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
-    command = [sys.executable, "-m", "jformer.main", f"--workdir={tmp_path}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment(tmp_path))
-    assert done.returncode == 2, done.stderr
-    assert f"set JFORMER_PARTS={mine}" in done.stderr.splitlines()[-1]
+    plugins._allowed.clear()
+    assert main(["jformer", f"--workdir={tmp_path}"]) == 2
+    assert f"set JFORMER_PARTS={mine}" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "imported").exists()
-
-
-def environment(folder):
-    return {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}{os.pathsep}{folder}"}

@@ -9,14 +9,21 @@ import json
 import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from etils.epath import Path
+
+without_torch = sys.modules.setdefault("torch", None) is None  # type: ignore[arg-type]
+# Where torch is installed, tensorboardX would import it, which takes seconds and is of no use here.
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter, directory_check
 from tensorboardX.summary import scalar
+
+if without_torch:
+    del sys.modules["torch"]
 
 from jformer.config.options import Config
 from jformer.errors import UserError

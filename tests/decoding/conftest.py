@@ -37,7 +37,7 @@ class Toy:
     ) -> Any:
         """Run a search over this model, compiled once for the same options that are not arrays."""
         (rule_arrays, rules), (arrays, options) = split(rules or {}), split(options)
-        run = compiled(function, tuple(options.items()), tuple(rules.items()))
+        run = compiled(function, tuple(sorted(options.items())), tuple(sorted(rules.items())))
         return jax.tree.map(np.asarray, run(self.table, jnp.asarray(max_lengths), arrays, rule_arrays))
 
     def steps(self, function: Callable, max_lengths: list[int], **options: Any) -> int:

@@ -1,14 +1,19 @@
+import functools
+
 import numpy as np
 import pytest
 
 from jformer.decoding.beam import beam_search, record_beams
 from jformer.decoding.greedy import greedy
+from tests.slow import slow_but
 
 from .conftest import EOS, LENGTH, PAD, VOCABULARY
 from .reference import assert_same, exhaustive, hypotheses, patient, penalty
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
+
+@pytest.mark.parametrize("alpha", slow_but([0.0, 1.0], 1.0))
 def test_full_width_finds_what_exhaustive_search_finds(toy, alpha):
     model, limits = toy(3, 8), [4, 3, 1, 2] * 2
     found = model.search(beam_search, limits, size=121, n_best=121, length_penalty=alpha)
@@ -17,7 +22,7 @@ def test_full_width_finds_what_exhaustive_search_finds(toy, alpha):
         assert (found.scores[i][found.lengths[i] == 0] == -np.inf).all()
 
 
-@pytest.mark.parametrize(("beam_size", "n_best", "alpha"), [(2, 2, 0.0), (2, 1, 1.0), (3, 2, 0.6), (5, 5, 1.0)])
+@pytest.mark.parametrize(("beam_size", "n_best", "alpha"), [(2, 2, 0.0), (3, 2, 0.6), slow(2, 1, 1.0), slow(5, 5, 1.0)])
 @pytest.mark.parametrize("scale", [0.5, 4.0])
 def test_stopping_early_loses_nothing(toy, beam_size, n_best, alpha, scale):
     model, limits = toy(beam_size, 24, scale), [6, 5, 4, 3, 2, 1] * 4
@@ -66,7 +71,7 @@ def test_coverage_is_added_to_the_scores_of_ends(toy):
 
 @pytest.mark.parametrize(
     ("beam_size", "groups", "diversity", "n_best", "words"),
-    [(10, 2, 9.0, 10, 2), (6, 3, 0.9, 2, 3), (3, 3, 0.4, 3, 3)],
+    [(10, 2, 9.0, 10, 2), (6, 3, 0.9, 2, 3), slow(3, 3, 0.4, 3, 3)],
 )
 def test_groups_are_kept_apart_by_what_earlier_groups_chose(toy, beam_size, groups, diversity, n_best, words):
     model, limits = toy(beam_size, 12), [6, 5, 4, 3, 2, 1] * 2
@@ -96,9 +101,8 @@ def test_a_live_hypothesis_may_win_by_growing(toy):
     assert [tokens for tokens, _ in found] == [(EOS,), (3, 4, 3, 3, 3, EOS)]
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_one_beam_is_greedy_search(toy, alpha):
-    model, limits = toy(5, 8), [6, 6, 6, 6, 3, 2, 1, 0]
+def test_one_beam_is_greedy_search(toy):
+    model, limits, alpha = toy(5, 8), [6, 6, 6, 6, 3, 2, 1, 0], 0.6
     one = model.search(beam_search, limits, size=1, length_penalty=alpha)
     best = model.search(greedy, limits)
     np.testing.assert_array_equal(one.tokens, best.tokens)
@@ -107,21 +111,13 @@ def test_one_beam_is_greedy_search(toy, alpha):
 
 
 def test_a_sentence_does_not_depend_on_its_neighbours(toy):
-    model = toy(7, 6, 1.5)
-    together = model.search(beam_search, [6, 2, 6, 0, 4, 6], size=3, n_best=3, length_penalty=0.6)
-    others = toy(8, 6)
+    model = toy(7, 8, 1.5)
+    together = model.search(beam_search, [6, 2, 6, 0, 4, 6, 1, 1], size=3, n_best=3, length_penalty=0.6)
+    others = toy(8, 8)
     others.table[4] = model.table[0]
-    apart = others.search(beam_search, [1, 6, 3, 6, 6, 5], size=3, n_best=3, length_penalty=0.6)
+    apart = others.search(beam_search, [1, 6, 3, 6, 6, 5, 0, 2], size=3, n_best=3, length_penalty=0.6)
     for field, other in zip(together, apart, strict=True):
         np.testing.assert_array_equal(field[0], other[4])
-
-
-def test_scores_are_those_of_the_emitted_tokens(toy):
-    model = toy(9, 8)
-    found = model.search(beam_search, [6] * 8, size=4, n_best=4, length_penalty=0.6)
-    for i in range(8):
-        for tokens, score in hypotheses(found, i):
-            assert score == pytest.approx(model.score(i, tokens) / penalty(len(tokens), 0.6), abs=2e-5)
 
 
 def test_hypotheses_cut_at_the_limit_follow_those_that_ended(toy):
@@ -163,9 +159,9 @@ def test_a_limit_above_the_room_may_leave_a_sentence_undone(toy):
 
 
 def test_rows_that_fill_a_batch_stay_padding(toy):
-    found = toy(12, 9).search(beam_search, [0] * 8 + [4], size=3, n_best=3, length_penalty=0.6)
-    assert (found.tokens[:8] == PAD).all()
-    assert (found.lengths[:8] == 0).all()
+    found = toy(12, 8).search(beam_search, [0] * 7 + [4], size=3, n_best=3, length_penalty=0.6)
+    assert (found.tokens[:7] == PAD).all()
+    assert (found.lengths[:7] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -190,13 +186,16 @@ def test_a_search_is_over_when_nothing_but_nan_is_left(toy):
     assert model.steps(beam_search, [6], size=2, length_penalty=0.6) == 2
 
 
+RECORDED = (
+    {"size": 3, "n_best": 3},
+    {"size": 6, "groups": 3, "diversity": 0.9},
+    {"size": 4, "coverage": cost, "patience": 1.0},
+)
+
+
 @pytest.mark.parametrize(
     "options",
-    [
-        {"size": 3, "n_best": 3},
-        {"size": 6, "groups": 3, "diversity": 0.9},
-        {"size": 4, "coverage": cost, "patience": 1.0},
-    ],
+    slow_but(RECORDED, RECORDED[0]),
 )
 def test_a_recorded_search_finds_the_same(toy, options):
     model, limits = toy(4, 8, 1.5), [6, 5, 4, 3, 2, 1, 0, 6]

@@ -23,6 +23,7 @@ def public_functions(module):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_the_examples_of_a_module_hold(module):
     assert doctest.testmod(module).failed == 0

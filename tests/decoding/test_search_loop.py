@@ -9,6 +9,7 @@ from jax import lax
 from jformer.decoding.beam import beam_search
 from jformer.decoding.greedy import greedy
 from jformer.decoding.sample import sample
+from tests.slow import slow_but
 
 LIMITS = [6, 6, 3, 0, 6, 5, 6, 6]
 CASES = {
@@ -43,7 +44,7 @@ def step_by_step(function):
     return search
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, "greedy", "sample", "beams", "beams with a phrase"))
 def test_stable_prefixes_stay_and_the_results_are_those_of_the_whole(toy, name):
     function, options = CASES[name]
     model = toy(5, len(LIMITS), 2.0)

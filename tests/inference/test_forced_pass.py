@@ -9,18 +9,19 @@ from jformer.data.tokenizers import learn
 from jformer.errors import UserError
 from jformer.inference.answers import AttentionWeights, Part
 from jformer.inference.forced_pass import make_scorer
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.backend import Target, compiling_for
 from jformer.tasks.task import make_loss
-from tests.conftest import make_batch, run
+from tests.conftest import draw_params, make_batch, run
 from tests.inference import untrained
 from tests.inference.untrained import CHARS
 from tests.slow import slow_but
 
+LOOP = {"execution": ExecutionConfig(unroll=1)}
 LABELS = learn("label", ["good", "bad"], 99, "identity", False)
-FIELDS = {"num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 2, "tied_output": False}
+FIELDS = {"num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 2, "tied_output": False} | LOOP
 RECURRENT = {"num_layers": 1, "d_model": 16, "tied_output": False}
 ADDITIVE = RecurrentConfig("gru", attention="additive")
 
@@ -29,8 +30,14 @@ def predictor_of(task, data=None, **fields):
     """Return an untrained run."""
     model = build_model(ModelConfig(**{"vocab_size": CHARS.vocab_size, **fields}))
     tokenizers = (CHARS, LABELS if task == "classify" else CHARS)
-    params = init_params(model, jax.random.key(0))
-    return untrained.predictor(model, params, task, tokenizers, data, max_extra_length=3)
+    params = draw_params(model)
+    return untrained.predictor(model, params, task, tokenizers, data, max_extra_length=3, beam_size=1)
+
+
+@pytest.fixture(scope="module")
+def translator():
+    """Return an untrained translator, whose programs are compiled once."""
+    return predictor_of("translate", **FIELDS)
 
 
 def assert_sound(found, layers, heads):
@@ -41,9 +48,8 @@ def assert_sound(found, layers, heads):
 
 
 @pytest.mark.slow
-def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says():
-    predictor = predictor_of("translate", **FIELDS)
-    (shown,) = predictor.attend([("abc d", "fgh")])
+def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says(translator):
+    (shown,) = translator.attend([("abc d", "fgh")])
     encoder, decoder, cross = shown.encoder, shown.decoder, shown.cross
     assert shown.parts == (encoder, decoder, cross)
     assert [part.part for part in shown.parts] == list(Part)
@@ -55,7 +61,7 @@ def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says():
     np.testing.assert_array_equal(decoder.mask, np.tri(4, dtype=bool))
     assert encoder.mask.all()
     assert cross.mask.all()
-    (scored,) = predictor.score([("abc d", "fgh")])
+    (scored,) = translator.score([("abc d", "fgh")])
     np.testing.assert_allclose(np.log([c.probability for c in shown.choices]), scored.token_log_probs, atol=1e-5)
     for choice in shown.choices:
         probabilities = [p for _, p in choice.likeliest]
@@ -64,10 +70,9 @@ def test_a_translation_shows_three_kinds_of_attention_and_what_scoring_says():
 
 
 @pytest.mark.slow
-def test_without_a_target_the_runs_own_answer_is_shown():
-    predictor = predictor_of("translate", **FIELDS)
-    (shown,) = predictor.attend([("abc", None)])
-    assert shown.target == predictor.predict(["abc"])[0]
+def test_without_a_target_the_runs_own_answer_is_shown(translator):
+    (shown,) = translator.attend([("abc", None)])
+    assert shown.target == translator.predict(["abc"])[0]
 
 
 def test_a_language_model_shows_its_own_attention():
@@ -95,11 +100,10 @@ def test_a_recurrent_decoder_shows_its_one_alignment():
     assert shown.cross.rollout() is None
 
 
-def test_activations_have_a_place_for_every_token_and_no_padding():
-    predictor = predictor_of("translate", **FIELDS)
-    (attended,) = predictor.attend([("abc d", "fgh")])
+def test_activations_have_a_place_for_every_token_and_no_padding(translator):
+    (attended,) = translator.attend([("abc d", "fgh")])
     names = ["*/weights", "*/block/output", "decoder/block/self_attn/heads", "source_input/output", "logits"]
-    short, found = predictor.activations([("a", "b"), ("abc d", "fgh")], names)
+    short, found = translator.activations([("a", "b"), ("abc d", "fgh")], names)
     assert found.source == attended.cross.columns
     assert found.target == attended.decoder.rows
     assert {name: array.shape for name, array in found.arrays.items() if "weights" not in name} == {
@@ -116,16 +120,15 @@ def test_activations_have_a_place_for_every_token_and_no_padding():
     np.testing.assert_allclose([p.max() for p in likely], [c.likeliest[0][1] for c in attended.choices], rtol=1e-5)
 
 
-def test_interventions_count_in_answers_and_scores():
-    predictor = predictor_of("translate", **FIELDS)
+def test_interventions_count_in_answers_and_scores(translator):
     b = int(CHARS.encode(["b"])[0][0])
-    always = predictor.intervene({"logits": lambda logits, _: logits.at[..., b].add(100.0)})
+    always = translator.intervene({"logits": lambda logits, _: logits.at[..., b].add(100.0)})
     assert set(always.predict(["abc"])[0]) == {"b"}
     (scored,) = always.score([("abc", "bb")])
     assert scored.token_log_probs[:2] == (0.0, 0.0)
     (found,) = always.activations([("abc", "bb")], ["logits"])
     assert found.arrays["logits"].argmax(axis=-1).tolist() == [b] * 3
-    assert predictor.predict(["abc"]) != always.predict(["abc"])
+    assert translator.predict(["abc"]) != always.predict(["abc"])
 
 
 def test_entropy_and_rollout_by_hand():
@@ -144,7 +147,7 @@ def loss_of(predictor, text):
     """Return the loss that training has of a text, in nats, all that is hidden together."""
     loss = make_loss(predictor.model, predictor.task.loss)
     arrays = predictor.inputs.noised_arrays(predictor.inputs.encode_whole([text]))
-    return float(loss(predictor.params, jax.tree.map(jnp.asarray, arrays), None)["nll"].total)
+    return float(jax.jit(loss)(predictor.params, jax.tree.map(jnp.asarray, arrays), None)["nll"].total)
 
 
 def test_masked_tokens_are_shown_with_what_the_run_takes_them_for():
@@ -199,11 +202,11 @@ def test_a_decoder_without_attention_to_the_source_shows_none():
     assert [choice.token for choice in shown.choices] == ["d", "</s>"]
 
 
-def test_what_is_no_pair_is_refused():
+def test_what_is_no_pair_is_refused(translator):
     with pytest.raises(
         UserError, match=r"'abc' is not a pair of source and target: attend\(\[\('a source', 'its target'"
     ):
-        predictor_of("translate", **FIELDS).attend(["abc"])
+        translator.attend(["abc"])
 
 
 def test_broken_weights_are_refused():

@@ -17,11 +17,12 @@ from jformer.inference.generation import in_compute_dtype, make_answer, make_set
 from jformer.inference.inputs import prompts
 from jformer.inference.search_tree import make_recorder
 from jformer.inference.streaming import make_stream
-from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
+from tests.conftest import draw_params
 from tests.inference import untrained
 from tests.inference.untrained import CHARS
 from tests.slow import slow_but
@@ -149,7 +150,7 @@ def test_a_copy_is_made_once_and_anew_for_other_parameters(tiny):
 def test_answers_are_the_same(kind):
     task, fields = KINDS[kind]
     model = build_model(ModelConfig(vocab_size=CHARS.vocab_size, **fields))
-    params = init_params(model, jax.random.key(0))
+    params = draw_params(model)
     tokenizers = (CHARS, LABELS if task == "classify" else CHARS)
     options = {"batch_size": 2, "beam_size": 2, "max_extra_length": 6}
     plain, laid = (

@@ -20,11 +20,12 @@ from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Output, Piece,
 from jformer.inference.batching import read_row
 from jformer.inference.formats import write_outputs
 from jformer.inference.one_pass import HEADS, Spans, best_of_windows, likeliest_spans, marked_pair, read_spans
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.losses import span_log_probs
+from tests.conftest import draw_params
 from tests.inference import untrained
 from tests.slow import slow_but
 
@@ -144,7 +145,7 @@ def untrained_tagger(recurrent, crf):
     head = dataclasses.replace(EACH, crf=crf)
     fields = {"num_layers": 1, "d_model": 16, "vocab_size": WORDS.vocab_size, "head": head, **kind}
     model = build_model(ModelConfig(family="encoder", **fields))
-    params = jax.tree.map(lambda x: 3 * x, init_params(model, jax.random.key(0)))
+    params = jax.tree.map(lambda x: 3 * x, draw_params(model))
     if crf:
         params["transitions"] = 2 * jax.random.normal(jax.random.key(1), params["transitions"].shape)
     return model, params

@@ -38,7 +38,7 @@ def predictor(tiny):
             {"beam_size": 4, "n_best": 3, "length_penalty": 0.6, "coverage_penalty": 30.0, "forbid": tuple("bcdefg")},
         ),
         ("translate", {"beam_size": 4, "n_best": 4, "beam_groups": 2, "diversity": 0.1}),
-        ("lm", {"beam_size": 3, "n_best": 2, "length_penalty": 0.0}),
+        pytest.param("lm", {"beam_size": 3, "n_best": 2, "length_penalty": 0.0}, marks=pytest.mark.slow),
     ],
 )
 def test_the_outputs_of_a_tree_are_those_of_generate(predictor, task, options):

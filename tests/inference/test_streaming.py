@@ -54,15 +54,13 @@ def started(predictor, requests=REQUESTS):
 
 
 CASES = {
-    "greedy": {"beam_size": 1},
     "beams": {"beam_size": 3, "n_best": 2},
-    "samples": {"search": "sample", "samples": 2, "top_k": 3},
     "a language model": {"task": "lm", "beam_size": 1},
     "in pieces": {"beam_size": 1, "max_source_length": 8, "overlong": "split"},
 }
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, "beams", "samples", "in pieces"))
+@pytest.mark.parametrize("name", slow_but(CASES, "beams", "in pieces"))
 def test_answers_are_those_of_the_whole_and_what_was_told_stays(predictor, name):
     model = predictor(**CASES[name])
     texts, outputs = told(started(model))

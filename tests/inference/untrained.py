@@ -1,9 +1,9 @@
 """Runs that were not trained, in memory and in a directory: what searches, scorers and exports need."""
 
 import dataclasses
-import itertools
 
 import jax
+import numpy as np
 
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import load_config, resolve, save_config
@@ -11,8 +11,9 @@ from jformer.data.tokenizers import learn
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model
 from jformer.tasks.build import build_task
+from tests.conftest import draw_params
 
 CHARS = learn("char", ["abcdefgh "], 99, "identity", False)
 # Of a model that writes something: tied logits of an untrained one would repeat its input.
@@ -23,10 +24,9 @@ TEXTS = ["the cat sat", "", "on the mat and the hat", "xyz?", "a", "that that th
 
 def draw(config, seed=0):
     """Return a model whose every parameter is drawn, so that each of them matters to the output."""
-    model, numbers = build_model(config), itertools.count(seed)
-    params = init_params(model, jax.random.key(seed))
-    noise = lambda x: 0.3 * jax.random.normal(jax.random.key(next(numbers)), x.shape)  # noqa: E731
-    return model, jax.tree.map(lambda x: x + noise(x), params)
+    model, rng = build_model(config), np.random.default_rng(seed)
+    drawn = lambda x: np.float32(x + 0.3 * rng.standard_normal(x.shape))  # noqa: E731
+    return model, jax.tree.map(drawn, draw_params(model, seed))
 
 
 def write_run(directory, fields, seed=0):

@@ -14,13 +14,13 @@ import pytest
 
 from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model
 from jformer.models.vision_config import VisionConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import put_batch
 from jformer.tasks.task import make_loss, token_loss
 from jformer.training.step import make_gradient
-from tests.conftest import TINY, make_batch, run
+from tests.conftest import TINY, draw_params, make_batch, run
 from tests.models.contracts import check_cache, check_causality, check_padding
 from tests.slow import slow_but
 
@@ -86,7 +86,7 @@ def every_architecture(contract):
 @functools.cache
 def built(config):
     model = build_model(config)
-    return model, init_params(model, jax.random.key(0))
+    return model, draw_params(model)
 
 
 def batch_for(config, source_lengths, target_lengths, **options):

@@ -81,14 +81,6 @@ def test_beams_share_memory_and_entries_and_go_on_from_any_history(tiny, window)
     assert cache["entries"]["used"] == 6
 
 
-@pytest.mark.slow
-def test_scanned_blocks_equal_unrolled_ones(tiny):
-    batch = make_batch([7, 5], [6, 4])
-    outputs = [tiny(execution=ExecutionConfig(unroll=unroll), num_layers=3) for unroll in (1, 3)]
-    one, three = (run(model, params, batch) for model, params in outputs)
-    np.testing.assert_allclose(one, three, atol=2e-6)
-
-
 def test_bfloat16_activations_stay_close_and_parameters_stay_float32(tiny):
     batch = make_batch([7, 5], [6, 4])
     model, params = tiny()

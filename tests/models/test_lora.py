@@ -34,7 +34,7 @@ from tests.models.test_contracts import architectures, batch_for
 from tests.slow import slow_but
 
 ADAPTED = [config for config in architectures() if not config.recurrent.cell and config.parametrization == "standard"]
-QUICK = [config for config in ADAPTED if architectures()[config][0] == "transformer_tiny"]
+QUICK = [config for config in ADAPTED if architectures()[config][0] == "windowed"]
 EVERYWHERE = LoraConfig(rank=2, alpha=6.0, kernels="/kernel$")
 
 

@@ -15,6 +15,7 @@ from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.initializers import kernel_init, table_init
 from jformer.models.mup_config import MupConfig
 from jformer.training.optim import make_optimizer
+from tests.conftest import draw_params
 
 BASE, HEADS, VOCABULARY = 32, 4, 50
 WIDE = 256
@@ -126,7 +127,7 @@ def test_embedded_tokens_are_as_large_as_in_the_base():
 
 def test_kernels_learn_slower_and_decay_as_fast_as_in_the_base():
     model = model_of(4 * BASE)
-    params = init_params(model, jax.random.key(0))
+    params = draw_params(model)
     ones, nothing = (jax.tree.map(fill, params) for fill in (np.ones_like, np.zeros_like))
 
     def first_update(mup_width_ratio, gradients, decay):

@@ -13,7 +13,7 @@ from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.layers.recurrent_cells import CELLS, GATES, STATES, RecurrentLayer, run_cell
 from jformer.models.recurrent_config import RecurrentConfig
-from tests.conftest import make_batch, run
+from tests.conftest import draw_params, make_batch, run
 from tests.models.contracts import check_cache, check_causality, check_padding
 from tests.slow import slow_but
 
@@ -32,7 +32,7 @@ def built(recurrent, **fields):
     config = ModelConfig(**{**TINY, **fields}, recurrent=recurrent)
     config.check()
     model = build_model(config)
-    return model, init_params(model, jax.random.key(0))
+    return model, draw_params(model)
 
 
 # What presets have is held to the contracts in test_contracts.py; here is what none of them has.
@@ -188,8 +188,8 @@ def test_what_cannot_be_built_is_refused(recurrent, fields, message):
 
 
 def test_a_gru_keeps_its_state_where_the_bias_of_its_update_gate_says_so():
-    model, params = built(RecurrentConfig("gru", update_bias=3.0), family="decoder")
-    plain, expected = built(RecurrentConfig("gru"), family="decoder")
+    models = [built(RecurrentConfig("gru", update_bias=bias), family="decoder")[0] for bias in (3.0, 0.0)]
+    (model, plain), (params, expected) = models, [init_params(each, jax.random.key(0)) for each in models]
     d = model.config.d_model
     bias = params["decoder"]["forward_1"]["input"]["bias"]
     np.testing.assert_array_equal(bias, [0.0] * d + [3.0] * d + [0.0] * d)

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.parallel.backend import Target, compiling_for
+from tests.conftest import draw_params
 
 FIELDS = {"vocab_size": 40, "num_layers": 2, "d_model": 16, "d_ff": 64, "num_heads": 4, "dropout": 0.1}
 SMOOTH = {"activation": "gelu_tanh", "norm": "pre"}
@@ -26,7 +27,7 @@ def full_batch(vocabulary, rows, length):
 def loss_of(remat, unroll=0, **options):
     model = build_model(ModelConfig(**FIELDS, **options, execution=ExecutionConfig(unroll=unroll, remat=remat)))
     batch = full_batch(FIELDS["vocab_size"], rows=8, length=16)
-    params = init_params(model, jax.random.key(0))
+    params = draw_params(model)
 
     def loss(params):
         logits = model.apply({"params": params}, batch, True, rngs={"dropout": jax.random.key(1)})

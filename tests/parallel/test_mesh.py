@@ -36,6 +36,7 @@ from tests.training.test_step import MESHES as UPDATED
 from tests.training.test_step import distance
 
 WIDE = {"num_heads": 8, "d_model": 64, "d_ff": 128, "vocab_size": 512, "dropout": 0.1}
+THREE, DROPPED = {"num_heads": 6, "num_kv_heads": 3, "d_model": 48}, {"attention_dropout": 0.2}
 BATCH = make_batch([16] * 32, [16] * 32, vocab_size=512)
 
 
@@ -158,12 +159,12 @@ def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
 
 @pytest.mark.parametrize("layers", slow_but([2, 1], 2), ids=["own", "shared"])
 def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
-    model, params = tiny(**WIDE, positions="transformer_xl", shared_layers=layers == 1)
+    model, params = tiny(**WIDE, family="decoder", positions="transformer_xl", shared_layers=layers == 1)
     found = []
     for sizes in ((1, 1, 1), (2, 2, 2)):
         mesh = make_mesh(*sizes)
         placed = jax.device_put(params, parameter_shardings(mesh, params))
-        kernel = placed["encoder"]["block"]["self_attn"]["distance"]["kernel"]
+        kernel = placed["decoder"]["block"]["self_attn"]["distance"]["kernel"]
         assert kernel.sharding.shard_shape(kernel.shape) == (layers, 64 // sizes[1], 64 // sizes[2])
         batch = put_batch(mesh, {name: x[None] for name, x in BATCH.items()})
         gradient = make_gradient(make_loss(model, token_loss(0.1)), mesh)
@@ -177,19 +178,13 @@ def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
     ("sizes", "fields"),
     [
         # Two devices do not divide three heads of keys; without dropout of weights they need not divide lengths either.
-        (
-            (1, 1, 1, 2),
-            {"num_heads": 6, "num_kv_heads": 3, "d_model": 48, "positions": "relative", "window": 3}
-            | {"attention_dropout": 0.2},
-        ),
+        ((1, 1, 1, 2), {"family": "decoder", "positions": "relative", "window": 3, **THREE, **DROPPED}),
         pytest.param((1, 2, 2, 2), {"positions": "alibi", "num_heads": 4}, marks=pytest.mark.slow),
         pytest.param(
             (2, 1, 1, 4), {"family": "decoder", "positions": "rotary", "num_heads": 4}, marks=pytest.mark.slow
         ),
         pytest.param(
-            (1, 1, 1, 2),
-            {"execution": ExecutionConfig(attention_chunk=3), "attention_dropout": 0.2},
-            marks=pytest.mark.slow,
+            (1, 1, 1, 2), {"execution": ExecutionConfig(attention_chunk=3), **DROPPED}, marks=pytest.mark.slow
         ),
     ],
     ids=str,

@@ -24,6 +24,7 @@ from jformer.inference.predict import load
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import Texts, import_model
 from jformer.tools.hf.write_model import export_model
+from tests.conftest import run as run_model
 from tests.parity import test_tokenizers as made
 from tests.parity.pairs import torch, transformers
 from tests.slow import slow_but
@@ -79,7 +80,7 @@ def hidden_logits(run, text):
     batch = {"source": np.array([ids], np.int32), "source_segments": whole, "source_types": 0 * whole,
              "source_positions": np.arange(len(ids), dtype=np.int32)[None]}  # fmt: skip
     batch = jax.tree.map(jnp.asarray, batch)
-    return np.asarray(run.model.apply({"params": run.params}, batch)), torch.tensor([[*map(int, ids)]])
+    return np.asarray(run_model(run.model, run.params, batch)), torch.tensor([[*map(int, ids)]])
 
 
 def assert_same_fillings(theirs, folder):
@@ -118,7 +119,7 @@ ENCODERS = {  # class, tokenizer, what tokenizer_config.json has, sizes, what is
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ENCODERS)
+@pytest.mark.parametrize("case", slow_but(ENCODERS, "bert-base-uncased", "distilbert", "bare", "two heads"))
 def test_encoders_whose_files_name_few_tokens(case, tmp_path):
     cls, tokenizer, tokens, sizes, left_out = ENCODERS[case]
     theirs = write(tmp_path / "model", cls, tokenizer, tokens, **sizes)
@@ -249,7 +250,7 @@ def test_a_vocabulary_without_an_unknown_token_is_refused(tmp_path):
         import_model(tmp_path / "model", str(tmp_path / "run"), Texts())
 
 
-@pytest.mark.parametrize("forced", [None, 0], ids=["null", "<s>"])
+@pytest.mark.parametrize("forced", slow_but([None, 0], 0), ids=["null", "<s>"])
 def test_outputs_of_bart_begin_with_its_first_token_if_it_is_forced(forced, tmp_path):
     theirs = write(tmp_path / "model", "BartForConditionalGeneration", roberta, {}, **BART, pad_token_id=1,
                    bos_token_id=0, eos_token_id=2, decoder_start_token_id=2)  # fmt: skip

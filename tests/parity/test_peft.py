@@ -62,7 +62,7 @@ def draw(model, seed=1):
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing", "ignore::UserWarning")  # PEFT's
-@pytest.mark.parametrize("name", slow_but(ADAPTERS, "T5ForConditionalGeneration", "GPT2LMHeadModel"))
+@pytest.mark.parametrize("name", slow_but(ADAPTERS, "GPT2LMHeadModel"))
 def test_an_adapter_computes_the_same_and_goes_back(name, tmp_path):
     pair = Pair(name, MODELS[name][1], tmp_path / "model")
     plain = pair.run_theirs().detach().numpy()

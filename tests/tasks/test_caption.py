@@ -16,11 +16,11 @@ from jformer.inference import verify
 from jformer.inference.answers import Part
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
-from jformer.models import init_params
 from jformer.tasks.build import build_sized, build_task
 from jformer.tasks.sums import Sum
 from jformer.tools.export.folder import export
 from jformer.tools.forecast.describe import describe
+from tests.conftest import draw_params
 from tests.tasks.conftest import PAIRS, PICTURES, make_task
 
 TOTALS = {"nll": Sum(4.0, 2.0), "correct": Sum(1.0, 2.0), "loss": Sum(4.0, 2.0)}
@@ -47,7 +47,7 @@ def predictor():
     words = learn("word", [pair.target for pair in build(20)["train"]], 100, "identity", False)
     task, tokenizers = build_task(config), (ImageTokenizer((32, 32, 3)), words)
     model = build_sized(config, task, tokenizers)
-    params = init_params(model, jax.random.key(0))
+    params = draw_params(model)
     return Predictor(Trained(config=config, task=task, tokenizers=tokenizers, model=model, params=params))
 
 

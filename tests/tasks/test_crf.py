@@ -12,7 +12,7 @@ import pytest
 
 from jformer.config import default_config, resolve
 from jformer.errors import UserError
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.mesh import make_mesh
@@ -22,6 +22,7 @@ from jformer.tasks.crf import allowed_states, best_tags, chain_loss, log_partiti
 from jformer.tasks.losses import cross_entropy
 from jformer.tasks.task import make_loss
 from jformer.training.step import make_gradient
+from tests.conftest import draw_params
 from tests.slow import slow_but
 from tests.tasks.conftest import make_task
 
@@ -191,7 +192,7 @@ def untrained(kind):
     head = HeadConfig(num_classes=TAGS, pooling="none", crf=True)
     sizes = {"d_model": 8, "vocab_size": 16, "dropout": 0.0}
     model = build_model(ModelConfig(family="encoder", head=head, **sizes, **KINDS[kind]))
-    return model, {**init_params(model, jax.random.key(0)), "transitions": jnp.asarray(TABLE)}
+    return model, {**draw_params(model), "transitions": jnp.asarray(TABLE)}
 
 
 @pytest.mark.parametrize("kind", slow_but(KINDS, "transformer"))

@@ -10,7 +10,7 @@ import pytest
 from jformer.config import resolve
 from jformer.config.resume import resume_config
 from jformer.errors import UserError
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_shardings, put_batch
@@ -18,7 +18,7 @@ from jformer.tasks.embed import pair_loss
 from jformer.tasks.split_loss import make_eval_step
 from jformer.tasks.task import make_loss
 from jformer.training.step import make_gradient
-from tests.conftest import TINY
+from tests.conftest import TINY, draw_params
 from tests.tasks.conftest import PAIRS
 from tests.training.test_step import distance
 
@@ -81,7 +81,7 @@ def test_the_loss_is_that_of_finding_the_second_text_in_both_directions(smoothin
 )
 def test_loss_and_gradient_are_those_of_all_pairs_on_any_devices(make, family, shape):
     model, batch = make_model(family, pooling="last" if family == "decoder" else "mean"), batch_of(make, family)
-    params = init_params(model, jax.random.key(0))
+    params = draw_params(model)
     loss, found = make_loss(model, pair_loss(TEMPERATURE, 0.1, symmetric=True)), []
     for mesh in (make_mesh(1), make_mesh(*shape)):
         placed = jax.device_put(params, parameter_shardings(mesh, params))
@@ -96,7 +96,7 @@ def test_loss_and_gradient_are_those_of_all_pairs_on_any_devices(make, family, s
 
 def test_the_negatives_are_those_of_a_microbatch_and_an_empty_one_adds_nothing(make):
     model, batch, mesh = make_model("encoder"), batch_of(make), make_mesh(2)
-    params = init_params(model, jax.random.key(0))
+    params = draw_params(model)
     step = make_eval_step(make_loss(model, pair_loss(TEMPERATURE, 0.0, symmetric=False)), mesh)
     sums = jax.tree.map(float, step(params, place(mesh, batch, 8)))  # pairs of two; the last is empty
     order = np.arange(16)
@@ -110,7 +110,7 @@ def test_the_negatives_are_those_of_a_microbatch_and_an_empty_one_adds_nothing(m
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_a_text_of_a_pair_has_the_vector_that_it_has_alone(make, pooling):
     model = make_model("encoder", pooling=pooling, pooler=True)
-    params, batch = init_params(model, jax.random.key(0)), batch_of(make)
+    params, batch = draw_params(model), batch_of(make)
     assert set(params) == {"embedding", "encoder", "pooler"}
     hidden = functools.partial(model.apply, {"params": params}, method="hidden")
     both = jax.jit(hidden)(batch)

@@ -10,12 +10,13 @@ from jformer.config import default_config, resolve
 from jformer.data.sources.split import Pair
 from jformer.data.spans import END, MAY_END, MAY_START, START
 from jformer.errors import UserError
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks.losses import span_cross_entropy, span_log_probs
 from jformer.tasks.metrics import answer_scores, normalized, token_f1
 from jformer.tasks.sums import Sum
 from jformer.tasks.task import make_loss, sized
+from tests.conftest import draw_params
 from tests.tasks.conftest import make_task
 
 NAMES = ("Ada", "Bo", "Cy")
@@ -163,7 +164,7 @@ def test_a_model_of_either_kind_learns_where_answers_are(make, cell):
     options = ModelConfig(family="encoder", num_layers=1, d_model=16, dropout=0.0, recurrent=recurrent, **blocks)
     model = build_model(sized(options, made.task, made.tokenizers[0].vocab_size, made.tokenizers[1].vocab_size))
     batch = jax.tree.map(jnp.asarray, made.batches[0])
-    params = init_params(model, jax.random.key(0))
+    params = draw_params(model)
     loss = make_loss(model, made.task.loss)
 
     @jax.jit

@@ -9,12 +9,12 @@ import pytest
 
 from jformer.config import resolve
 from jformer.errors import UserError
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model
 from jformer.models.layers.matmul import jax_gradients
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks import losses
 from jformer.tasks.task import make_loss, token_loss
-from tests.conftest import TINY, make_batch
+from tests.conftest import TINY, draw_params, make_batch
 
 KEY = jax.random.key(3)
 TASK = SimpleNamespace(loss=token_loss(0.1))
@@ -30,7 +30,7 @@ def log_probs(logits):
 def test_the_loss_is_half_of_the_papers(tiny, monkeypatch, chunk):
     """Liang et al. 2021, equations 1 to 4, with the smoothed loss in place of the first term."""
     monkeypatch.setitem(losses.CHUNK, "cpu", chunk)
-    model, params = tiny(dropout=0.4)
+    model, params = tiny(family="decoder", dropout=0.4)
     batch, alpha = make_batch([7, 5], [6, 4]), 5.0
     apply = jax.jit(lambda params, batch, key: model.apply({"params": params}, batch, True, rngs={"dropout": key}))
     p, q = (log_probs(apply(params, batch, key)) for key in jax.random.split(KEY))
@@ -92,7 +92,7 @@ LSTM = {"recurrent": RecurrentConfig(cell="lstm"), "d_ff": 2048, "num_heads": 8,
 @pytest.mark.parametrize("options", [{"activation": "gelu"}, LSTM], ids=["transformer", "recurrent"])
 def test_products_with_the_hessian_are_differences_of_gradients(options):
     model = build_model(ModelConfig(**{**TINY, **options}))
-    params = init_params(model, jax.random.key(0))
+    params = draw_params(model)
     batch = jax.tree.map(jnp.asarray, make_batch([7, 5], [6, 4]))
     loss = make_loss(model, TASK.loss, 5.0)
     slope = jax.grad(lambda p: loss(p, batch, KEY)["loss"].total)

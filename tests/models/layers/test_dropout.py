@@ -109,7 +109,7 @@ def test_the_embedded_input_is_dropped_unless_it_is_not_to_be():
 
 
 def test_a_model_drops_only_in_training_and_each_key_differently(tiny):
-    model, params = tiny(dropout=0.5)
+    model, params = tiny(family="decoder", dropout=0.5)
     batch = make_batch([5, 6], [4, 5])
     calm = [run(model, params, batch) for _ in range(2)]
     noisy = [run(model, params, batch, True, rngs={"dropout": jax.random.key(k)}) for k in (0, 0, 1)]

@@ -308,8 +308,7 @@ def test_cudnn_gets_what_its_device_needs_of_rows_heads_and_who_sees_whom(monkey
 
 
 MODELS_OF_ONE_TEXT = {  # what else each has, and whether some attention needs a mask
-    "two stacks": ({"num_kv_heads": 2}, False),
-    "relative": ({"positions": "relative"}, True),  # of its encoder
+    "relative": ({"positions": "relative", "num_kv_heads": 2}, True),  # of its encoder
     "window": ({"family": "decoder", "window": 3}, False),
     "images": (
         {"family": "vit", "vision": VisionConfig(image_size=8, patch_size=2), "head": HeadConfig(num_classes=3)}, False

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jformer.checkpoints.untie_layers import own_layers
-from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.layers import layer_scan
 from jformer.models.parts import count_params
 from jformer.parallel.backend import Target, compiling_for
-from tests.conftest import TINY, equations, make_batch, run
+from tests.conftest import TINY, draw_params, equations, make_batch, run
 from tests.slow import slow_but
 
 FIELDS = {"shared_layers": True, "num_decoder_layers": 3, "positions": "relative"}
@@ -45,7 +45,7 @@ def value_and_gradient(config, params):
 def equal_layers():
     """Return a config and parameters of shared layers, and the value and gradient of equal ones in their place."""
     config = ModelConfig(**TINY | FIELDS | {"dropout": 0.3})
-    params = init_params(build_model(config), jax.random.key(0))
+    params = draw_params(build_model(config))
     return config, params, value_and_gradient(*own_layers(config, params))
 
 

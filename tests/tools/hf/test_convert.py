@@ -16,13 +16,14 @@ from jformer.data.tokenizers import NumberTokenizer, Symbols, learn
 from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate
-from jformer.models import ExecutionConfig, build_model, init_params
+from jformer.models import ExecutionConfig, build_model
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import FAMILIES, Texts, import_model, renamed
 from jformer.tools.hf.vocabulary import TokenizerFiles, read_kind, read_labels
 from jformer.tools.hf.write_model import StoredRun, export_model, symbol_fields
 from jformer.trainer import train
+from tests.conftest import draw_params
 from tests.tools.hf import small_runs
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
@@ -53,7 +54,7 @@ def write_run(directory, **model):
     values.decode.update(beam_size=1, length_penalty=0.0, max_extra_length=5, max_length=6)
     config = resolve(values)
     model = build_model(dataclasses.replace(config.model, execution=ExecutionConfig(unroll=1), target_vocab_size=6))
-    params = init_params(model, jax.random.key(0))
+    params = draw_params(model)
     (directory / "tokenizer").mkdir(parents=True)
     tokenizer().save(directory / "tokenizer", "shared")
     checkpoints = Checkpoints(directory / "checkpoints")
