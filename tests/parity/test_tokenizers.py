@@ -168,6 +168,7 @@ def write(folder, fast, cls, tokens):
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": cls, **tokens}))
 
 
+OVERRIDING = {"add_prefix_space": True, "clean_up_tokenization_spaces": True}  # the second is ignored for BPE
 KINDS = {  # how it is made, model_type, language, the decoder's first token
     "WordPiece (BERT)": (wordpiece, "bert", "", -1),
     "WordPiece whose tokenizer_config.json knows better (BERT)": (
@@ -179,7 +180,10 @@ KINDS = {  # how it is made, model_type, language, the decoder's first token
         "distilbert", "", -1,
     ),
     "byte-level BPE (GPT-2)": (byte_level, "gpt2", "", -1),
-    "byte-level BPE (RoBERTa, BART)": (lambda folder: byte_level(folder, roberta=True), "roberta", "", -1),
+    "byte-level BPE whose tokenizer_config.json knows better (RoBERTa, BART)": (
+        lambda folder: [byte_level(folder, roberta=True), edit(folder / "tokenizer_config.json", **OVERRIDING)],
+        "roberta", "", -1,
+    ),
     "BPE of a merges.txt (GPT-2)": (lambda folder: merges_txt(folder, roberta=False), "gpt2", "", -1),
     "BPE of a merges.txt (RoBERTa, BART)": (lambda folder: merges_txt(folder, roberta=True), "roberta", "", -1),
     "unigram (T5)": (unigram, "t5", "", 0),

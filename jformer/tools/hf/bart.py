@@ -132,7 +132,7 @@ M2M100 = dataclasses.replace(
              "activation_function": ("activation", "relu")},
     defaults={**DEFAULTS, "scale_embedding": True},
     ours={**BART.ours, "norm": "pre", "embedding_norm": False},
-    theirs={},
+    theirs={"pad_token_id": OFFSET - 1},  # after which its positions begin
     table=_m2m,
     unread=(*BART.unread, r"model\.(encoder|decoder)\.embed_positions\.weights?"),
 )  # fmt: skip

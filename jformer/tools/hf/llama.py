@@ -12,8 +12,6 @@ GATES = {
     "relu": "reglu", "sigmoid": "glu",
 }  # fmt: skip
 ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
-
-
 LAYER = {
     "self_attn/q": "self_attn.q_proj", "self_attn/k": "self_attn.k_proj", "self_attn/v": "self_attn.v_proj",
     "self_attn/o": "self_attn.o_proj", "feed_forward/gate": "mlp.gate_proj", "feed_forward/up": "mlp.up_proj",
@@ -66,7 +64,7 @@ LLAMA = HfFamily(
     defaults={"attention_bias": False},
     ours={"family": "decoder", "norm": "pre", "norm_type": "rmsnorm", "positions": "rotary", "dropout": 0.0,
      "embedding_scale": "none", "init": "gpt2"},
-    theirs={},
+    theirs={"sliding_window": None},  # of its relatives, such as Mistral
     table=_table, activations=GATES, read=_read, write=_write,
     copies={"lm_head.weight": "model.embed_tokens.weight"},
     unread=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",), prefix="model.",

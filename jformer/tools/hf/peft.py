@@ -237,7 +237,10 @@ class Reading:
         return found
 
     def _whole(self, table: Table) -> dict[str, np.ndarray]:
-        """Return the parameters that the adapter has whole, as PEFT's modules_to_save and biases are."""
+        """Return the parameters that the adapter has whole, as PEFT's modules_to_save and biases are.
+
+        Raises UserError for one of another shape, such as a table with further tokens.
+        """
         whole = {}
         for path, entry in table.items():
             names = [entry.theirs.format(layer) for layer in _layers(entry, self._shapes.get(path))]
@@ -245,6 +248,9 @@ class Reading:
                 self._read |= {*names}
                 layers = [self._source.read(name, entry.read) for name in names]
                 whole[path] = np.stack(layers) if "{}" in entry.theirs else layers[0]
+                if (found := whole[path].shape) != (wanted := self._shapes[path].shape):
+                    raise UserError(f"{WEIGHTS}: {names[0]} gives {found}, and our {path} has {wanted}: import the base "
+                                    "that the adapter was saved over, with as many tokens and classes")  # fmt: skip
         return whole
 
 

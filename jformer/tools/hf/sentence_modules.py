@@ -47,10 +47,13 @@ def read_modules(directory: Path) -> SentenceModules | None:
     if len(asked) != 1 or not poolings:
         known = ", ".join(flag for flag, _ in MODES)
         raise UserError(f"{directory / POOLING}: pools by {', '.join(map(str, asked))}; one of {known} is implemented")
-    length = read_json(directory / LENGTH, {}).get("max_seq_length")
+    older = sorted(directory.glob("sentence_*_config.json"))  # named by the architecture, such as sentence_roberta_…
+    texts = read_json(older[0]) if older else {}
+    length = texts.get("max_seq_length")
     length = read_json(directory / CONFIG, {}).get("model_max_length") if length is None else length
     prompts = read_json(directory / PROMPTS, {}).get("prompts") or {}
     notes = [f"the prompt {text!r} (give it as --prefix)" for text in prompts.values() if text]
+    notes += [f"{older[0].name}: do_lower_case (lowercase texts)"] if texts.get("do_lower_case") else []
     return SentenceModules(poolings.pop(), len(kinds) > 2, length if type(length) is int else 0, notes)
 
 

@@ -27,6 +27,7 @@ WORDPIECE = ("bert", "distilbert")  # families whose texts begin with [CLS] and 
 NORMALIZER = {  # of WordPiece: field of tokenizer.json → of tokenizer_config.json, which comes first in transformers
     "lowercase": "do_lower_case", "strip_accents": "strip_accents", "handle_chinese_chars": "tokenize_chinese_chars",
 }  # fmt: skip
+SPACED = "add_prefix_space"  # of byte-level BPE: whether a text is read as if it began with a space
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that read tokenizer.json alone
 BYTE_LEVEL = ("gpt2", "roberta", "bart")
 LANGUAGES = ("mbart", "m2m_100")  # families whose texts have a language beside them
@@ -105,8 +106,9 @@ class TokenizerFiles:
             content = path.read_text() if path.name == FAST else self._made_of(path)
             stored = parse_object(content)  # refuses duplicate keys, of which the library takes the last
             added = self._added(stored, FastTokenizer(content, {}).ids)
-            whole = {**stored, "added_tokens": added, **self._normalizer(stored.get("normalizer"))}
+            whole = {**stored, "added_tokens": added, **self._overridden(stored)}
             self.content = content if whole == stored else json.dumps(whole, ensure_ascii=False)
+            self._is_bpe = "merges" in stored["model"]  # whose texts transformers 5 does not clean up
             return FastTokenizer(self.content, {}).ids
         except UserError:
             raise
@@ -137,7 +139,7 @@ class TokenizerFiles:
         from tokenizers import decoders, models, pre_tokenizers, processors
 
         fast = tokenizers.Tokenizer(models.BPE.from_file(str(path.parent / IDS), str(path)))
-        spaced = bool(self.config.get("add_prefix_space", False))
+        spaced = bool(self.config.get(SPACED, False))
         fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=spaced), decoders.ByteLevel()
         if self.model_type != "gpt2":
             sep, cls = self._required(path, fast.get_vocab(), "sep", "cls")
@@ -167,16 +169,19 @@ class TokenizerFiles:
         fast.decoder, fast.post_processor = decoders.WordPiece(), processors.BertProcessing(sep, cls)
         return fast
 
-    def _normalizer(self, stored: Fields | None) -> dict[str, Fields]:
-        """Return the normalizer of WordPiece, with the settings that override tokenizer.json; {} for others."""
-        if self.model_type not in WORDPIECE or not stored or stored.get("type") != "BertNormalizer":
-            if self.lowercase is not None:
-                raise UserError(f"--do_lower_case: {self.file} does not normalize texts as BERT's does; leave it out")
-            return {}
+    def _overridden(self, stored: Fields) -> dict[str, Fields]:
+        """Return the parts of a tokenizer.json that other settings override: those of WordPiece and byte-level BPE."""
         config = {} if self.config.get("tokenizer_class") in GENERIC else self.config
-        own = {field: config[key] for field, key in NORMALIZER.items() if key in config}
-        own |= {} if self.lowercase is None else {"lowercase": self.lowercase}
-        return {"normalizer": {**stored, **own}}
+        normalizer, splitter = (stored.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
+        if self.model_type in WORDPIECE and normalizer.get("type") == "BertNormalizer":
+            own = {field: config[key] for field, key in NORMALIZER.items() if key in config}
+            own |= {} if self.lowercase is None else {"lowercase": self.lowercase}
+            return {"normalizer": {**normalizer, **own}}
+        if self.lowercase is not None:
+            raise UserError(f"--do_lower_case: {self.file} does not normalize texts as BERT's does; leave it out")
+        if self.model_type in BYTE_LEVEL and splitter.get("type") == "ByteLevel" and config:
+            return {"pre_tokenizer": {**splitter, SPACED: bool(config.get(SPACED, False))}}
+        return {}
 
     def _added(self, stored: Mapping[str, Any], ids: Mapping[str, int]) -> list[dict[str, Any]]:
         """Return the added tokens of a tokenizer.json, with the special ones that it leaves to the other files.
@@ -284,7 +289,7 @@ class TokenizerFiles:
         """Return the tokenizer of one side ("source" or "target")."""
         stored = symbols._asdict()
         if self.fast:
-            cleanup = bool(self.config.get("clean_up_tokenization_spaces", False))
+            cleanup = bool(self.config.get("clean_up_tokenization_spaces", False)) and not self._is_bpe
             split = bool(self.config.get("split_special_tokens", False))
             return FastTokenizer(self.content, stored, prefix, cleanup, split_specials=split)
         path = self.directory / PIECES[self.model_type][side == "target"]

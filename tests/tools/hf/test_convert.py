@@ -357,9 +357,10 @@ def test_a_run_of_vectors_is_pooled_by_the_files_of_sentence_transformers_there_
     (theirs / "modules.json").write_text(json.dumps(modules[:2]))
     edit(theirs / "tokenizer_config.json", model_max_length=9)
     edit(theirs / "config_sentence_transformers.json", prompts={"query": "query: "})
-    edit(theirs / "sentence_bert_config.json", max_seq_length=None)
+    edit(theirs / "sentence_bert_config.json", max_seq_length=None, do_lower_case=True)
+    (theirs / "sentence_bert_config.json").rename(theirs / "sentence_roberta_config.json")
     summary = import_model(theirs, str(tmp_path / "first"), Texts())
-    assert "the prompt 'query: ' (give it as --prefix)" in summary
+    assert "the prompt 'query: ' (give it as --prefix), sentence_roberta_config.json: do_lower_case (" in summary
     config = load_config(tmp_path / "first" / "config.json")
     assert (config.model.head.pooling, config.decode.normalize, config.data.max_source_length) == ("first", False, 9)
     (theirs / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')

@@ -32,6 +32,7 @@ def preset(name, **fields):
     return dataclasses.replace(model, **options)
 
 
+M2M100 = preset("bart_base", norm="pre", embedding_norm=False)
 CASES = {
     "gpt2": ("lm", preset("gpt2", norm_epsilon=1e-4)),
     "bert": ("mlm", preset("bert_base")),
@@ -129,6 +130,8 @@ def test_of_a_group_of_options_the_one_that_a_family_has_not_is_named():
     ("bert", {"hidden_size": "768"}, "hidden_size='768' must be a number"),
     ("bert", {"num_attention_heads": 5}, "num_heads=5 must divide"),
     ("roberta", {"pad_token_id": 0}, "pad_token_id=0"),
+    ("m2m_100", {"pad_token_id": 0}, "pad_token_id=0"),
+    ("llama", {"sliding_window": 4096}, "sliding_window=4096"),
     ("bert", {"type_vocab_size": 0.5}, "type_vocab_size=0.5 must be a number"),
     ("vit", {"patch_size": "4"}, "patch_size='4' must be a number"),
     ("llama", {"rope_theta": 500_000.0}, "rotary positions"),
@@ -137,7 +140,7 @@ def test_of_a_group_of_options_the_one_that_a_family_has_not_is_named():
     ("vit", {"qkv_bias": False}, "qkv_bias=False"),
 ])  # fmt: skip
 def test_fields_that_ask_for_what_we_have_not_are_refused_by_name(name, change, says):
-    task, model = CASES[name]
+    task, model = CASES.get(name, ("translate", M2M100))
     family = convert.FAMILIES[name]
     fields = {key: value for key, value in config_fields(family, model, task).items() if key != "rope_parameters"}
     with pytest.raises(UserError, match=says):
@@ -169,8 +172,7 @@ def test_marian_names_even_features_its_first_half():
 
 
 def test_positions_that_are_computed_may_not_have_been_trained():
-    family = convert.FAMILIES["m2m_100"]
-    model = preset("bart_base", norm="pre", embedding_norm=False)
+    family, model = convert.FAMILIES["m2m_100"], M2M100
     assert not config_fields(family, model, "translate")[LOGITS_BIAS]
     abstract = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract)

@@ -74,6 +74,7 @@ def test_an_imported_adapter_adds_its_products_to_kernels_and_is_exported_as_it_
         ({"init_lora_weights": "pissa"}, {}, "init_lora_weights='pissa' changes the base"),
         ({}, {"model.shared.lora_embedding_A": np.zeros((2, 9), np.float32)}, "lora_embedding_A have no place beside"),
         ({}, {f"{Q}.lora_A.weight": np.zeros((2, 15), np.float32)}, r"q_proj.lora_A.weight \(2, 15\) and its B"),
+        ({}, {"model.shared.weight": np.zeros((9, 16), np.float32)}, r"shared.weight gives \(9, 16\), and our source_"),
     ],
 )
 def test_what_is_no_adapter_of_kernels_is_refused_by_name(base, tmp_path, fields, tensors, message):
