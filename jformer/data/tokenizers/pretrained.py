@@ -44,7 +44,7 @@ class FastTokenizer(OneFile):
         super().__init__(
             ".json", to_json(kind="fast", content=content, symbols=symbols, prefix=prefix, cleanup=cleanup, **few)
         )
-        self.content, self._prefix, self.mends_spaces, self.kept = content, prefix, cleanup, kept
+        self.content, self.prefix, self.mends_spaces, self.kept = content, prefix, cleanup, kept
         self._places = {i: place for place, i in enumerate(kept)}
         self.symbols = read_symbols(symbols)
         self._fast = _library().Tokenizer.from_str(content)
@@ -85,7 +85,7 @@ class FastTokenizer(OneFile):
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without symbols around it."""
-        return self.cut([self._prefix + line for line in lines])
+        return self.cut([self.prefix + line for line in lines])
 
     def cut(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, with nothing put in front of it."""
@@ -114,7 +114,7 @@ class FastTokenizer(OneFile):
         return self._changed(fast.to_str(), symbols, kept)
 
     def _changed(self, content: str, symbols: Symbols, kept: Sequence[int]) -> "FastTokenizer":
-        return FastTokenizer(content, symbols._asdict(), self._prefix, self.mends_spaces, kept, self.split_specials)
+        return FastTokenizer(content, symbols._asdict(), self.prefix, self.mends_spaces, kept, self.split_specials)
 
 
 class PiecesTokenizer(OneFile):
@@ -144,7 +144,7 @@ class PiecesTokenizer(OneFile):
             ".json",
             to_json(kind="pieces", model=model, ids=ids, symbols=symbols, specials=specials, prefix=prefix, **more),
         )
-        self.model, self.ids, self.specials, self._prefix, self.added = model, ids, specials, prefix, list(added)
+        self.model, self.ids, self.specials, self.prefix, self.added = model, ids, specials, prefix, list(added)
         self.symbols = read_symbols(symbols)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(model))
         whole = sorted([*specials, *added], key=len, reverse=True)
@@ -162,7 +162,7 @@ class PiecesTokenizer(OneFile):
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Split the texts into pieces. Specials in a text keep their ids, and so does Marian's '>>fra<<' before one."""
-        return self.cut([self._prefix + line for line in lines])
+        return self.cut([self.prefix + line for line in lines])
 
     def cut(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, with nothing put in front of it."""
@@ -197,13 +197,13 @@ class PiecesTokenizer(OneFile):
         places = {i: place for place, i in enumerate(ids)}
         few = {piece: places[i] for piece, i in self.ids.items() if i in places}
         symbols, added = _renumbered(self.symbols, ids, self.vocab_size), [one for one in self.added if one in few]
-        return PiecesTokenizer(self.model, few, symbols._asdict(), [*self.specials], self._prefix, added)
+        return PiecesTokenizer(self.model, few, symbols._asdict(), [*self.specials], self.prefix, added)
 
     def extended(self, tokens: Sequence[str], before: int, rows: int) -> "PiecesTokenizer":
         """Return a tokenizer with further tokens, where the embedding had `before` rows and now has `rows`."""
         ids = {**self.ids, **{token: self.vocab_size + i for i, token in enumerate(tokens)}}
         symbols, added = _past(self.symbols, before, rows), [*self.added, *tokens]
-        return PiecesTokenizer(self.model, ids, symbols._asdict(), [*self.specials], self._prefix, added)
+        return PiecesTokenizer(self.model, ids, symbols._asdict(), [*self.specials], self.prefix, added)
 
 
 def _past(symbols: Symbols, before: int, rows: int) -> Symbols:

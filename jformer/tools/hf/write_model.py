@@ -115,6 +115,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     if config.task == "embed":
         write_modules(target, config)
     notes += ["the projection to the vocabulary"] if is_bare(model, config.task) else []
+    notes += [f"the prefix {prefix!r} of a text"] if (prefix := getattr(tokenizers[0], "prefix", "")) else []
     without = "" if named or family is VIT else "; without a tokenizer, as transformers has no equivalent"
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}{not_carried(notes)}"
 

@@ -359,7 +359,8 @@ def test_a_run_of_vectors_is_pooled_by_the_files_of_sentence_transformers_there_
     edit(theirs / "config_sentence_transformers.json", prompts={"query": "query: "})
     edit(theirs / "sentence_bert_config.json", max_seq_length=None, do_lower_case=True)
     (theirs / "sentence_bert_config.json").rename(theirs / "sentence_roberta_config.json")
-    summary = import_model(theirs, str(tmp_path / "first"), Texts())
+    summary = import_model(theirs, str(tmp_path / "first"), Texts(prefix="query: "))
+    assert "the prefix 'query: ' of a text" in export_model(str(tmp_path / "first"), tmp_path / "back")
     assert "the prompt 'query: ' (give it as --prefix), sentence_roberta_config.json: do_lower_case (" in summary
     config = load_config(tmp_path / "first" / "config.json")
     assert (config.model.head.pooling, config.decode.normalize, config.data.max_source_length) == ("first", False, 9)
