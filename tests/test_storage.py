@@ -83,7 +83,7 @@ def test_a_run_in_a_bucket_is_that_in_a_directory(runs, folder):
     assert (inside / "outputs/test.txt").read_text() == (directory / "outputs/test.txt").read_text()
     own = {str(path.relative_to(directory)) for path in directory.glob("[!tc]*")}
     assert own - {"training.lock"} <= {path.name for path in (folder / RUN.removeprefix("gs://")).iterdir()}
-    assert newest_checkpoint([f"--workdir={RUN}"]) == 20
+    assert newest_checkpoint([f"--workdir={RUN}"]) == newest_checkpoint(["--workdir", RUN, "--distributed"]) == 20
 
 
 @pytest.mark.slow

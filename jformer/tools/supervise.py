@@ -89,9 +89,9 @@ def supervise(group: "ProcessGroup", options: argparse.Namespace) -> int:
 
 def newest_checkpoint(arguments: Sequence[str]) -> int:
     """Return the step of the newest complete checkpoint in the arguments' workdir, wherever that is; or -1."""
-    workdirs = [argument.partition("=")[2] for argument in arguments if argument.startswith("--workdir=")]
+    workdir = flag(arguments, "workdir")
     try:
-        found = [path for workdir in workdirs for path in run_path(workdir).glob("checkpoints/*/commit_success.txt")]
+        found = [*run_path(workdir).glob("checkpoints/*/commit_success.txt")] if workdir else []
     except Exception as error:  # storage that is unreachable for a moment must not end the supervisor
         print(f"supervise: cannot look for checkpoints: {error}", file=sys.stderr, flush=True)
         return -1
@@ -148,7 +148,14 @@ class ProcessGroup:
 
 def is_part(options: argparse.Namespace) -> bool:
     """Return whether several processes here are part of a run on several machines."""
-    return options.processes > 1 and "--distributed" in options.arguments
+    return options.processes > 1 and flag(options.arguments, "distributed").lower() in ("true", "t", "1")
+
+
+def flag(arguments: Sequence[str], name: str) -> str:
+    """Return the value of a flag of jformer.main, "true" for one without a value; "" if it is not given."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(f"--{name}", f"-{name}", dest="value", nargs="?", const="true", default="")
+    return str(parser.parse_known_args([*arguments])[0].value)
 
 
 def start(options: argparse.Namespace, logs: Sequence[int]) -> list[subprocess.Popen[bytes]]:

@@ -72,7 +72,7 @@ def test_processes_get_an_address_to_meet_and_end_together(supervise, tmp_path):
 
 
 def test_a_part_of_a_larger_run_needs_its_first_number(supervise):
-    code, _, err = outcome(supervise("pass", "--processes=2", "--", "--distributed"))
+    code, _, err = outcome(supervise("pass", "--processes=2", "--", "--distributed=true"))
     assert code == 2
     assert "--processes with --distributed needs JAX_PROCESS_ID" in err
 

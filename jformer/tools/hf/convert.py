@@ -361,7 +361,9 @@ def make_config(found: ForeignModel, tokenizers: tuple[Tokenizer, Tokenizer]) ->
     if task in ("translate", "lm"):
         own = vocabulary.read_json(found.source.directory / SETTINGS, {})
         written, language = tokenizers[1], found.family.model_type in vocabulary.LANGUAGES
-        decode, notes = generation.read(found.fields, own, written.symbols, written.tokens, language)
+        decode, notes = generation.read(
+            found.fields, own, written.symbols, written.tokens, language, continues=task == "lm"
+        )
         plain["decode"] = dataclasses.asdict(decode)
     return resolve(plain), notes
 

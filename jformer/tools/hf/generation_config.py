@@ -25,7 +25,12 @@ OURS_ALONE = ("coverage_penalty", "beam_groups", "repetition_penalty", "only", "
 
 
 def read(
-    fields: Fields, own: Fields, symbols: Symbols, tokens: Sequence[str], language: bool = False
+    fields: Fields,
+    own: Fields,
+    symbols: Symbols,
+    tokens: Sequence[str],
+    language: bool = False,
+    continues: bool = False,
 ) -> tuple[DecodeConfig, list[str]]:
     """Return our options for a generation_config.json, and notes on what has no option here.
 
@@ -37,6 +42,7 @@ def read(
         symbols: of the target.
         tokens: the token of each id.
         language: whether texts begin with a language token, which then starts outputs whatever the settings say.
+        continues: whether outputs continue a prompt, which theirs counts in max_length and min_length.
     """
     fields = {key: value for key, value in {**fields, **own}.items() if value is not None}
     forced = language or "forced_bos_token_id" in fields or bool(fields.get("force_bos_token_to_be_generated"))
@@ -45,6 +51,9 @@ def read(
     notes = [f"{key}={fields[key]!r}" for key, off in UNLIKE.items() if fields.get(key, off) not in (off, None, [], {})]
     known = (*READ, *UNLIKE, *INERT, *(() if fields.get("do_sample") else SAMPLING))
     notes += [f"{key}={value!r}" for key, value in own.items() if value and key not in known]
+    for whole, new in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
+        if continues and fields.get(whole) and new not in fields:
+            notes.append(f"{whole}={fields[whole]} counts the prompt there, and new tokens alone here")
     if penalty < 0:
         notes.append(f"length_penalty={penalty}")
     most = fields.get("max_new_tokens", fields.get("max_length", LIMIT) - 1) - before

@@ -28,6 +28,12 @@ TRAINED = (  # and of a training row
     "target_tokens_per_second", "padding_efficiency", "model_flops_per_second", "mfu", "peak_flops_per_second",
     "flops_efficiency", "data_wait", "seconds_per_update", "skipped",
 )  # fmt: skip
+NAMES = {  # of an experiment file → an example
+    "BASE": "configs/quickstart.py", "METRIC": "valid/loss", "GOAL": "min", "SEEDS": (0, 1, 2), "BASELINE": "base",
+    "FIXED": {"train.num_steps": 600}, "PLOTS": (("optim.learning_rate", "model.norm"),), "TRIALS": 20,
+    "ENVIRONMENT": {"OMP_NUM_THREADS": 1}, "SAMPLER": "tpe", "PRUNER": "median",
+}  # fmt: skip
+KINDS: dict[type, type] = {str: str, int: int, tuple: Sequence, dict: Mapping}  # type of an example → of the value
 SAMPLERS, PRUNERS = ("tpe", "random"), ("none", "median", "hyperband")
 JOURNAL = "trials.journal"  # in the workdir, unless another storage holds the trials
 NAME_LENGTH = 80  # of a trial's directory, without its digest
@@ -110,14 +116,17 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
     Raises UserError for anything in keys, values, names or seeds that would stop a trial later.
     """
     module = load_module(path, "experiment")
-    for name, example in {"BASE": "configs/quickstart.py", "METRIC": "valid/loss"}.items():
-        if not isinstance(getattr(module, name, None), str):
+    for name, example in NAMES.items():
+        value = getattr(module, name, None)
+        if value is None and name in ("BASE", "METRIC"):
             raise UserError(f"{path}: {name} is missing, a string such as {example!r}")
+        if value is not None and not isinstance(value, KINDS[type(example)]):
+            raise UserError(f"{path}: {name}={value!r} must be like {name} = {example!r}")
     search, sweep = getattr(module, "search", None), getattr(module, "sweep", None)
     if (search is None) == (sweep is None):
         raise UserError(f"{path}: needs either sweep(), which returns lists of overrides, or search(trial)")
     given = parse_keys(run_config_file(Path(module.BASE)), arguments)
-    arms = {} if sweep is None else _labelled(_listed(sweep, path), path)
+    arms = {} if sweep is None else _labelled(sweep, path)
     for label, overrides in arms.items():
         for key in given.keys() & overrides.keys():
             raise UserError(
@@ -134,7 +143,7 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
         arms=arms,
         baseline=getattr(module, "BASELINE", next(iter(arms), "")),
         plots=tuple(getattr(module, "PLOTS", ((key, "") for key in _varying(list(arms.values()))))),
-        environment=dict(getattr(module, "ENVIRONMENT", {})),
+        environment={key: str(value) for key, value in getattr(module, "ENVIRONMENT", {}).items()},
         search=search,
         trials=getattr(module, "TRIALS", 0),
         sampler=getattr(module, "SAMPLER", "tpe"),
@@ -160,6 +169,11 @@ def _check(experiment: Experiment) -> None:
         raise UserError(f"{path}: seeds are SEEDS=(0, 1, …), not an override")
     if len(set(experiment.seeds)) < len(experiment.seeds) or not experiment.seeds:
         raise UserError(f"{path}: SEEDS={experiment.seeds} must be one or more seeds, each once")
+    try:
+        for seed in experiment.seeds:
+            experiment.config({"seed": seed})
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     if experiment.search is None:
         _check_arms(experiment)
     else:
@@ -223,23 +237,21 @@ def _check_search(experiment: Experiment) -> None:
     _check_metric(experiment.metric, experiment.config({}))
 
 
-def _listed(sweep: Callable[[], Any], path: Path) -> Any:
-    """Return the result of sweep()."""
+def _labelled(sweep: Callable[[], Any], path: Path) -> dict[str, Overrides]:
+    """Return label → overrides of sweep()."""
     try:
-        return sweep()
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: sweep(): {error}") from error
-
-
-def _labelled(arms: Sequence[Overrides] | Mapping[str, Overrides], path: Path) -> dict[str, Overrides]:
-    if isinstance(arms, Mapping):
-        return {str(label): dict(overrides) for label, overrides in arms.items()}
-    varying = _varying(arms)
-    labels = [label_of({key: value for key, value in arm.items() if key in varying}) for arm in arms]
+        found = sweep()
+        named = isinstance(found, Mapping)
+        arms = [dict(arm) for arm in (found.values() if named else found)]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: sweep(): {error}; it returns dicts of keys") from error
+    varying = [] if named else _varying(arms)
+    own = [label_of({key: value for key, value in arm.items() if key in varying}) or "base" for arm in arms]
+    labels = [*map(str, found)] if named else own
     for i, label in enumerate(labels):
         if label in labels[:i]:
             raise UserError(f"{path}: two arms are {label!r}: name them, with sweep() returning label → overrides")
-    return {label or "base": dict(arm) for label, arm in zip(labels, arms, strict=True)}
+    return dict(zip(labels, arms, strict=True))
 
 
 def _varying(arms: Sequence[Overrides]) -> list[str]:

@@ -291,6 +291,9 @@ def test_no_setting_of_a_search_is_dropped_without_a_word(settings, told):
     fields, notes = generation.write(options, Symbols(0, 0, 1, 2), {word: i for i, word in enumerate(WORDS)})
     assert (fields.get("forced_eos_token_id"), fields.get("renormalize_logits")) == ((None,) * 2 if told else (1, True))
     assert notes == []
+    limits = {"max_length": 9, "min_length": 2, "min_new_tokens": 1}
+    notes = generation.read({}, limits, Symbols(0, 0, 1, 2), WORDS, continues=True)[1]
+    assert notes == ["max_length=9 counts the prompt there, and new tokens alone here"]
 
 
 def test_options_that_theirs_has_no_place_for_are_told(workdir, tmp_path):

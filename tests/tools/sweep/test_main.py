@@ -149,6 +149,10 @@ def test_options_that_cannot_work_are_refused_in_one_line(tmp_path, capsys, opti
     [
         ("def sweep(): return []", {}, "sweep() returned no overrides"),
         ("def sweep(): return product({'seed': 1})", {}, "sweep(): "),
+        ("def sweep(): return ['model.norm']", {}, "it returns dicts of keys"),
+        ("def sweep(): return {1: {}, '1': {'model.norm': 'post'}}", {}, "two arms are '1': name them"),
+        (SWEEP, {"SEEDS": 3}, "SEEDS=3 must be like SEEDS = (0, 1, 2)"),
+        (SWEEP, {"SEEDS": (0, -1)}, "seed=-1 must be 0 to 4294967295"),
         ("def sweep(): return product({'seed': [1]}, {'seed': [2]})", {}, "sweep(): seed is in two factors"),
         ("def sweep(): return [{'evaluate.scores': ('ter',)}]", {"METRIC": "test/bleu"}, "evaluate.scores=('ter',)"),
         (
