@@ -249,8 +249,10 @@ class Reading:
                 layers = [self._source.read(name, entry.read) for name in names]
                 whole[path] = np.stack(layers) if "{}" in entry.theirs else layers[0]
                 if (found := whole[path].shape) != (wanted := self._shapes[path].shape):
-                    raise UserError(f"{WEIGHTS}: {names[0]} gives {found}, and our {path} has {wanted}: import the base "
-                                    "that the adapter was saved over, with as many tokens and classes")  # fmt: skip
+                    raise UserError(
+                        f"{WEIGHTS}: {names[0]} gives {found}, and our {path} has {wanted}: import the base that the "
+                        "adapter was saved over, with as many tokens and classes"
+                    )
         return whole
 
 

@@ -1,4 +1,4 @@
-"""Plots of numbers as PNG: curves, lines with error bars, bars, intervals, parallel coordinates. No runs here.
+"""Plots of numbers as PNG: curves, lines with error bars, bars, intervals. No runs here.
 
 Pictures are 640 pixels wide, small files, in colours that the colour-blind can distinguish (Okabe and Ito 2008). Only
 the first few lines have colours and names, the others are grey: pass the best ones first.
@@ -21,7 +21,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX*"
 OTHERS_COLOR = "#B8B8B8"  # of all but the first few
 WIDTH, DPI = 6.4, 125  # inches, and pixels of one
-MAX_NAMED = 40  # lines of a plot of intervals, and of parallel coordinates in colour
+MAX_NAMED = 40  # lines of a plot of intervals
 LABEL_WIDTH = 30  # characters of a line of a label
 
 
@@ -36,13 +36,9 @@ class PlottedLine(NamedTuple):
 
 def curves(lines: Sequence[PlottedLine], xlabel: str, ylabel: str, logarithmic: bool = False) -> bytes:
     """Draw lines over integers, with intervals as bands around the first few; x may be logarithmic."""
-    figure, axes = _figure(3.6)
-    if logarithmic:
-        axes.set_xscale("log")
-    else:
+    figure, axes = _of_lines(lines, logarithmic)
+    if not logarithmic:
         axes.locator_params(axis="x", integer=True)  # no half updates
-    for line in lines[len(PALETTE) :]:
-        axes.plot(line.x, _finite(line.y), color=OTHERS_COLOR, linewidth=0.6, zorder=1)
     for colour, line in zip(PALETTE, lines, strict=False):
         y, margins = _finite(line.y), _finite(line.margins)
         dot = "o" if len(y) == 1 else ""
@@ -54,15 +50,11 @@ def curves(lines: Sequence[PlottedLine], xlabel: str, ylabel: str, logarithmic: 
 
 def lines(lines: Sequence[PlottedLine], xlabel: str, ylabel: str, logarithmic: bool = False) -> bytes:
     """Draw points with error bars, joined by lines; x may be logarithmic, with the points as ticks."""
-    figure, axes = _figure(3.6)
-    for line in lines[len(PALETTE) :]:
-        axes.plot(line.x, _finite(line.y), color=OTHERS_COLOR, linewidth=0.6, zorder=1)
+    figure, axes = _of_lines(lines, logarithmic)
     for colour, marker, line in zip(PALETTE, MARKERS, lines, strict=False):
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "capsize": 3, "linewidth": 1.4}
         axes.errorbar(line.x, _finite(line.y), _finite(line.margins), label=_label(line.label), zorder=3, **style)
     ticks = sorted({x for line in lines for x in line.x})
-    if logarithmic:
-        axes.set_xscale("log")
     if len(ticks) <= 10:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_xticks([], minor=True)
@@ -110,36 +102,6 @@ def intervals(rows: Mapping[str, tuple[float, float | None]], xlabel: str, refer
     return _finished(figure, axes, xlabel, "", others=0)
 
 
-def parallel(columns: Mapping[str, Sequence[object]], values: Sequence[float], name: str, descending: bool) -> bytes:
-    """Draw parallel coordinates: a line for each row through an axis for each column, and for its value last.
-
-    Numbers that span more than a factor of 30 have a logarithmic axis; anything else is placed by its text, None below
-    the axis. Colours follow the value, and the best rows are on top: the greatest if `descending`. All but the best
-    MAX_NAMED rows are grey.
-    """
-    import matplotlib
-    from matplotlib.collections import LineCollection
-
-    figure, axes = _figure(4.2)
-    order = sorted(range(len(values)), key=lambda row: values[row], reverse=not descending)  # the best last
-    axis = {**columns, name: values}
-    heights = [_heights(axes, x, column) for x, column in enumerate(axis.values())]
-    paths = [[(x, column[row]) for x, column in enumerate(heights)] for row in order]
-    ranks = range(min(len(order), MAX_NAMED) - 1, -1, -1)  # of those in colour; the best, which is 0, is the last
-    colours = matplotlib.colormaps["viridis"]([0.92 * rank / max(len(ranks) - 1, 1) for rank in ranks])
-    rest = paths[: len(paths) - len(ranks)]
-    axes.add_collection(LineCollection(rest, colors=OTHERS_COLOR, linewidths=0.3, antialiaseds=False, zorder=2))
-    axes.add_collection(
-        LineCollection(paths[len(rest) :], colors=colours, linewidths=[*[1.2] * (len(ranks) - 1), 3], zorder=3)
-    )
-    axes.autoscale()
-    axes.set_xticks(range(len(axis)), [_label(key.rpartition(".")[2], 80 // len(axis) + 2) for key in axis])
-    axes.set_yticks([])
-    axes.set_frame_on(False)
-    axes.tick_params(length=0)
-    return _finished(figure, axes, "", "", others=0)
-
-
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -167,10 +129,18 @@ def _figure(height: float) -> "tuple[Figure, Axes]":
     return figure, axes
 
 
+def _of_lines(lines: Sequence[PlottedLine], logarithmic: bool) -> "tuple[Figure, Axes]":
+    """Return a figure with the lines that have no colour of their own."""
+    figure, axes = _figure(3.6)
+    if logarithmic:
+        axes.set_xscale("log")
+    for line in lines[len(PALETTE) :]:
+        axes.plot(line.x, _finite(line.y), color=OTHERS_COLOR, linewidth=0.6, zorder=1)
+    return figure, axes
+
+
 def _finished(figure: "Figure", axes: "Axes", xlabel: str, ylabel: str, others: int) -> bytes:
     """Return the PNG with its labels, and a legend below if it has more than one name."""
-    from PIL import Image  # matplotlib brings it
-
     axes.set_xlabel(_label(xlabel, 80), fontsize=9)
     axes.set_ylabel(_label(ylabel, 40), fontsize=9)
     handles, labels = axes.get_legend_handles_labels()
@@ -182,6 +152,13 @@ def _finished(figure: "Figure", axes: "Axes", xlabel: str, ylabel: str, others: 
         columns = max(1, min(len(labels), 95 // (longest + 7)))
         figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(sum(t.count("\n") + 1 for t in labels) / columns))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    return as_png(figure)
+
+
+def as_png(figure: "Figure") -> bytes:
+    """Return a small PNG of a figure."""
+    from PIL import Image  # matplotlib brings it
+
     picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # fonts lack some scripts; the tables on the page show them
@@ -191,28 +168,6 @@ def _finished(figure: "Figure", axes: "Axes", xlabel: str, ylabel: str, others: 
         smaller, "png", optimize=True
     )
     return smaller.getvalue()
-
-
-def _heights(axes: "Axes", x: int, column: Sequence[Any]) -> list[float]:
-    """Return the places of a column's values on its axis, 0 to 1 and None below, and draw the axis with ticks."""
-    present = [value for value in column if value is not None]
-    numbers = all(map(is_number, present))
-    if numbers and len(set(present)) > 1:
-        low, high = min(present), max(present)
-        scale = math.log if low > 0 and high > 30 * low else float
-        span = scale(high) - scale(low)
-        found = {value: (scale(value) - scale(low)) / span for value in present}
-        ticks = {min(found, key=lambda v: abs(found[v] - quarter / 4)) for quarter in range(5)}
-    else:
-        texts = sorted({str(value) for value in present})
-        found = {value: (texts.index(str(value)) + 0.5) / len(texts) for value in present}
-        ticks = set(list(dict.fromkeys(present))[:12])
-    axes.axvline(x, color="#777777", linewidth=0.8, zorder=1)
-    marks = [(found[tick], f"{tick:.3g}" if numbers else _label(str(tick), 18)) for tick in ticks]
-    for height, text in [*marks, *([(-0.1, "–")] if len(present) < len(column) else [])]:
-        box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.8}
-        axes.text(x + 0.03, height, text, fontsize=7, va="center", zorder=5, bbox=box)
-    return [-0.1 if value is None else found[value] for value in column]
 
 
 def _finite(values: Sequence[float | None]) -> list[float]:

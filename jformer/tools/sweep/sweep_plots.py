@@ -3,9 +3,14 @@
 import dataclasses
 import math
 import re
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.visualization.matplotlib import plot_parallel_coordinate
 
 from jformer.config.options import flatten
 from jformer.evaluation.statistics import estimate
@@ -13,6 +18,9 @@ from jformer.tools.compare.comparison import Arm, Standing, learning_curves, ran
 from jformer.tools.pages import plots
 from jformer.tools.pages.plots import PlottedLine, is_number
 from jformer.tools.sweep.experiment import Experiment, Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOGARITHMIC_FROM = 16  # largest value over smallest: four doublings would crowd at one end of a linear axis
 
@@ -74,11 +82,31 @@ def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) ->
 
 
 def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
-    """Draw the overrides of each trial of a search, and its metric."""
-    keys = list(dict.fromkeys(key for trial in done for key in trial.overrides))
-    columns = {key: [trial.overrides.get(key) for trial in done] for key in keys}
-    values = [trial.metrics[experiment.metric] for trial in done]
-    return plots.parallel(columns, values, experiment.metric, experiment.goal == "max")
+    """Draw parallel coordinates, by Optuna: an axis for the metric and each key, a line for each trial of a search."""
+    values: defaultdict[str, list[Any]] = defaultdict(list)
+    for trial in done:
+        for key, value in trial.overrides.items():
+            values[key].append(value)
+    numbers = {key for key, found in values.items() if all(map(is_number, found))}
+    axes: dict[str, BaseDistribution] = {}
+    for key, found in values.items():
+        low, high = (min(found), max(found)) if key in numbers else (0, 0)
+        log = low > 0 and high >= LOGARITHMIC_FROM * low
+        texts = CategoricalDistribution([*dict.fromkeys(map(_escaped, found))])
+        axes[key] = FloatDistribution(low, high, log=log) if key in numbers else texts
+    study = optuna.create_study(direction="maximize" if experiment.goal == "max" else "minimize")
+    for trial in done:
+        params = {key: value if key in numbers else _escaped(value) for key, value in trial.overrides.items()}
+        own, value = {key: axes[key] for key in params}, trial.metrics[experiment.metric]
+        study.add_trial(optuna.create_trial(params=params, distributions=own, value=value))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        drawn = plot_parallel_coordinate(study, target_name=experiment.metric)
+    return plots.as_png(cast("Figure", drawn.figure))
+
+
+def _escaped(value: object) -> str:
+    return str(value).replace("$", r"\$")  # which matplotlib takes for the start of a formula
 
 
 def _last(key: str) -> str:

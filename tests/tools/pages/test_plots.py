@@ -34,17 +34,6 @@ def some_lines(count, label="arm"):
     return [PlottedLine(f"{label} {i}", x, [3 + i % 7 - x_ / 10 + i / 99 for x_ in x], [0.1] * 4) for i in range(count)]
 
 
-def some_rows(count):
-    rng = np.random.default_rng(0)
-    columns = {
-        "optim.learning_rate": (10 ** rng.uniform(-4, -2, count)).tolist(),
-        "optim.weight_decay": [None if i % 3 else i / count for i in range(count)],
-        "optim.optimizer": rng.choice(["adam", "adamw"], count).tolist(),
-        "model.bias": [i % 2 == 0 for i in range(count)],
-    }
-    return columns, rng.normal(2, 1, count).tolist()
-
-
 def draw(kind, count, label="arm"):
     count = min(count, 24) if kind == "bars" else count
     lines = some_lines(count, label)
@@ -54,13 +43,10 @@ def draw(kind, count, label="arm"):
     if kind == "intervals":
         rows = {line.label: (line.y[0], None if i % 2 else 0.1) for i, line in enumerate(lines)}
         return plots.intervals(rows, label, 3.0)
-    if kind == "parallel":
-        columns, values = some_rows(count)
-        return plots.parallel({**columns, label: labels}, values, "loss", descending=False)
     return getattr(plots, kind)(lines, label, label)
 
 
-KINDS = ("curves", "lines", "bars", "intervals", "parallel")
+KINDS = ("curves", "lines", "bars", "intervals")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,24 +60,13 @@ def test_pictures_are_small_as_wide_as_a_page_and_nothing_is_cut_off(kind, count
     assert border.min() > 240  # ink that went on past the edge would lie on it
 
 
-@pytest.mark.parametrize("kind", ["curves", "lines", "intervals", "parallel"])
+@pytest.mark.parametrize("kind", ["curves", "lines", "intervals"])
 def test_of_many_the_first_are_in_colour_and_the_rest_grey(kind):
     few, many = draw(kind, 4), draw(kind, 200)
     assert ink(many, OTHERS_COLOR) > 4 * ink(few, OTHERS_COLOR)
     if kind in ("curves", "lines"):
         assert all(ink(many, colour) > 20 for colour in PALETTE)
         assert not ink(few, PALETTE[4])
-
-
-@pytest.mark.parametrize(("descending", "half"), [(False, 1), (True, 0)])
-def test_the_best_row_of_parallel_coordinates_is_the_darkest_and_lies_on_top(descending, half):
-    low_and_high = {"x": [0.0, 1.0]}  # lines along the bottom and along the top
-    image = pixels(plots.parallel(low_and_high, [1.0, 2.0], "loss", descending))
-    dark = (np.abs(image - [0x44, 0x01, 0x54]).max(axis=-1) < 16).sum(axis=1)
-    assert np.argmax([dark[: len(dark) // 2].sum(), dark[len(dark) // 2 :].sum()]) == half
-    crossing = {"x": [0.0, 1.0], "y": [1.0, 0.0]}
-    image = plots.parallel(crossing, [1.0, 2.0], "loss", descending)
-    assert ink(image, "#440154") > ink(image, "#BDDF26") > 50
 
 
 def test_what_is_not_finite_is_left_out():
