@@ -5,8 +5,10 @@ Paths are etils paths; pathlib paths work too for files on disk.
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import IO
@@ -19,6 +21,7 @@ from jformer.errors import UserError
 BUCKET = "gs://"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk is full or read-only
 MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # an unusable path
+UNLOCKABLE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # a file system without locks, as Lustre may be mounted
 OF_A_RUN = {"checkpoints", "config.json", "metrics.jsonl", "results.json", "samples.jsonl", "tokenizer", "training.log"}
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
@@ -55,10 +58,11 @@ def is_step(name: str) -> bool:
 
 def lock_of(path: Path) -> Path:
     """Return the file that is locked while a process trains a run; for a bucket, the lock covers this machine only."""
-    if not in_bucket(path):
-        return path / "training.lock"
-    name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
-    return here() / f"{name}.lock"
+    return _lock_here(path) if in_bucket(path) else path / "training.lock"
+
+
+def _lock_here(path: os.PathLike[str]) -> Path:
+    return here() / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.lock"
 
 
 def here() -> Path:
@@ -66,15 +70,26 @@ def here() -> Path:
     return Path(tempfile.gettempdir()) / f"jformer-{os.getuid()}"
 
 
-def open_lock(path: os.PathLike[str]) -> IO[bytes]:
-    """Open a file for `flock`, creating it if needed.
+def open_lock(path: os.PathLike[str], kind: int) -> IO[bytes]:
+    """Open a file, creating it if needed, and lock it as `flock` does: with LOCK_NB it may raise BlockingIOError.
 
     Another user's file may be read-only; it can still be locked, except over NFS, where exclusive locks need writing.
+    If the file system has no locks, one in `here` covers this machine only, which a line on standard error reports.
     """
     try:
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb")
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb")
     except PermissionError:
-        return os.fdopen(os.open(path, os.O_RDONLY), "rb")
+        file = os.fdopen(os.open(path, os.O_RDONLY), "rb")
+    try:
+        fcntl.flock(file, kind)
+    except OSError as error:
+        file.close()
+        if error.errno not in UNLOCKABLE or Path(path).parent == here():
+            raise
+        print(f"{path}: this file system has no locks: do not start the same on two machines at once", file=sys.stderr)
+        here().mkdir(exist_ok=True)
+        return open_lock(_lock_here(path), kind)
+    return file
 
 
 def is_file(path: os.PathLike[str]) -> bool:

@@ -1,6 +1,7 @@
 """A run lies in a bucket as it does in a directory."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -226,6 +227,22 @@ def test_a_lock_of_another_user_locks_and_is_left_as_it_is(tmp_path, monkeypatch
     with sole_trainer(epath.Path(tmp_path)), pytest.raises(UserError, match="another process is training here"):
         hold_lock(lock)
     assert lock.read_text() == "theirs"
+
+
+def test_where_a_file_system_has_no_locks_this_machine_has(tmp_path, monkeypatch, capsys):
+    workdir, machine, flock = epath.Path(tmp_path / "run"), epath.Path(tmp_path / "here"), fcntl.flock
+    monkeypatch.setattr(storage, "here", lambda: machine)
+
+    def refuse(file, kind):
+        if not Path(f"/proc/self/fd/{file.fileno()}").readlink().is_relative_to(machine):
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        flock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for _ in range(2):  # the lock is released
+        with sole_trainer(workdir), pytest.raises(UserError, match="another process is training here"):
+            hold_lock(workdir / "training.lock")
+    assert "training.lock: this file system has no locks" in capsys.readouterr().err
 
 
 def test_content_is_replaced_whole(tmp_path):

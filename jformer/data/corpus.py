@@ -320,9 +320,9 @@ def _remember_times(folder: Path, times: dict[str, list[int]]) -> None:
 def locked(folder: Path, waiting: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Hold a file lock, which the operating system releases if its holder dies; report while waiting for it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(folder.with_suffix(".lock")) as file:
-        with show_progress(waiting):
-            fcntl.flock(file, kind)
+    with show_progress(waiting):
+        file = open_lock(folder.with_suffix(".lock"), kind)
+    with file:
         yield
 
 

@@ -20,13 +20,11 @@ def sole_trainer(workdir: Path) -> Iterator[None]:
     made = not workdir.exists()
     lock = lock_of(workdir)
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(lock) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"{workdir}: another process is training here; wait for it or use another --workdir"
-            ) from error
+    try:
+        file = open_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(f"{workdir}: another process is training here; wait for it or use another --workdir") from error
+    with file:
         try:
             yield
         finally:

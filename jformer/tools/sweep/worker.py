@@ -189,9 +189,8 @@ def _in_use(folder: Path) -> bool:
     lock = lock_of(folder)
     if in_bucket(folder) or not lock.exists():
         return False
-    with open_lock(lock) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    try:
+        open_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB).close()
+    except BlockingIOError:
+        return True
     return False
