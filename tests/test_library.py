@@ -100,6 +100,10 @@ def test_a_batch_is_made_from_ids_alone():
         "weights": [[1.0, 1.0], [1.0, 0.0]],
         "row": [0, 1],
     }
+    assert jformer.make_batch([[5, 0, 2], [7]])["source_segments"].tolist() == [
+        [1, 1, 1],
+        [1, 0, 0],
+    ]  # 0 may be a token
     labelled = jformer.make_batch([[5, 2]], target_out=np.array([[3]]), row=np.array([9]))
     assert (labelled["weights"].tolist(), labelled["row"].tolist()) == ([[1.0]], [9])
     with pytest.raises(jformer.UserError, match=r"target_out: 1 rows"):

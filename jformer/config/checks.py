@@ -264,26 +264,40 @@ def _check_task(config: Config) -> None:
         raise UserError(
             "task='prefix_lm': a recurrent state (model.recurrent.cell) cannot see a whole prefix: use task='lm'"
         )
-    sides = {"encoder": ("source",), "decoder": ("target",), "vit": ()}.get(model.family, ("source", "target"))
-    sides = ("source", "target") if config.task == "embed" else sides
-    if model.vision.source:
-        sides = ("target",)
-    limited = ("target",) if config.task == "denoise" else sides  # its source is made from its target
+    refuse_longer_texts(config, model)
+    if config.task == "translate" and model.shared_embedding and not data.vocab_shared:
+        raise UserError("model.shared_embedding=True needs data.vocab_shared=True: two vocabularies need two tables")
+    for side in ("source", "target"):
+        if getattr(train, f"{side}_vectors") and side not in _embedded(config):
+            raise UserError(f"train.{side}_vectors: model.family={model.family!r} embeds no {side} tokens")
+    if train.source_vectors and train.target_vectors and model.shared_embedding:
+        raise UserError(
+            "train.source_vectors and train.target_vectors: a shared embedding can start from one of them only"
+        )
+
+
+def _embedded(config: Config) -> tuple[str, ...]:
+    """Return the sides whose tokens the model embeds."""
+    if config.task == "embed":
+        return ("source", "target")
+    if config.model.vision.source:
+        return ("target",)
+    return {"encoder": ("source",), "decoder": ("target",), "vit": ()}.get(config.model.family, ("source", "target"))
+
+
+def refuse_longer_texts(config: Config, model: ModelConfig) -> None:
+    """Raise UserError if the data of a config allows longer texts than the learned positions of a model have room for.
+
+    The model is that of the config, or of another run that reads the same texts.
+    """
+    data = config.data
+    limited = ("target",) if config.task == "denoise" else _embedded(config)  # its source is made from its target
     longest = max((getattr(data, f"max_{side}_length") for side in limited), default=0)
     longest += data.max_source_length if config.task == "prefix_lm" else 0  # which comes before the target
     if model.positions == "learned" and longest > model.max_length:
         raise UserError(
             f"model.max_length={model.max_length} is below the {longest} tokens that data allows: raise it or lower "
             "data.max_source_length and data.max_target_length"
-        )
-    if config.task == "translate" and model.shared_embedding and not data.vocab_shared:
-        raise UserError("model.shared_embedding=True needs data.vocab_shared=True: two vocabularies need two tables")
-    for side in ("source", "target"):
-        if getattr(train, f"{side}_vectors") and side not in sides:
-            raise UserError(f"train.{side}_vectors: model.family={model.family!r} embeds no {side} tokens")
-    if train.source_vectors and train.target_vectors and model.shared_embedding:
-        raise UserError(
-            "train.source_vectors and train.target_vectors: a shared embedding can start from one of them only"
         )
 
 

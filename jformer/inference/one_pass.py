@@ -273,7 +273,7 @@ def pieces_with_masks(encoder: ExampleEncoder, requests: Sequence[Request], coun
 
     A mask that is not a token of the vocabulary splits the text into parts that are encoded separately.
 
-    Raises UserError for a text without a mask.
+    Raises UserError for a text without a mask, or with none before the limit.
     """
     side, groups = encoder.source, list[list[Piece]]()
     assert side.tokenizer
@@ -292,11 +292,12 @@ def pieces_with_masks(encoder: ExampleEncoder, requests: Sequence[Request], coun
             counts[EMPTY] += 1
             groups.append([])
             continue
-        if mask not in ids:
-            raise UserError(f"input line {request.line + 1}: has no {spelled} to fill in")
+        cut = side.cut(ids)
+        if mask not in cut:
+            within = f" within the model's limit of {side.max_length} tokens" if mask in ids else ""
+            raise UserError(f"input line {request.line + 1}: has no {spelled} to fill in{within}")
         counts[CUT] += len(ids) > side.max_length
         counts[UNKNOWN] += side.symbols.unk in ids
-        cut = side.cut(ids)
         groups.append([Piece(cut, request.line, starts=[i for i, each in enumerate(cut) if each == mask])])
     return groups
 

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from jformer.checkpoints.weights import abstract_params, load_weights, refuse_other_tokens, write_run
 from jformer.config import load_config, resolve
+from jformer.config.checks import refuse_longer_texts, refuse_without_attention
 from jformer.config.options import Config
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
@@ -153,7 +154,8 @@ def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) ->
 def member_config(workdir: str | os.PathLike[str], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Config:
     """Return the config of another run that may form an ensemble with the run of `config` and `tokenizers`.
 
-    Raises UserError where there is none, and for one of another task, other languages or another vocabulary.
+    Raises UserError where there is none, for one of another task, other languages or another vocabulary, and for a
+    model that cannot read the same texts or has no attention that decoding reads.
     """
     path = run_path(workdir)
     if not (path / "config.json").exists():
@@ -171,6 +173,11 @@ def member_config(workdir: str | os.PathLike[str], config: Config, tokenizers: t
                 f"decode.ensemble: {workdir} has another {side} vocabulary than this run, so their tokens mean "
                 "different things; train it with train.init_from, or leave it out"
             )
+    try:
+        refuse_longer_texts(config, own.model)
+        refuse_without_attention(config.decode, own.model)
+    except UserError as error:
+        raise UserError(f"decode.ensemble: {workdir}: {error}, or leave it out") from error
     return own
 
 

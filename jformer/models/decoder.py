@@ -7,7 +7,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.batch import Batch
 from jformer.models.cache import Cache, Memory, advance, empty_cache
-from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
 from jformer.models.layers.precision import Network
@@ -26,14 +25,6 @@ class LanguageModel(Network):
         c = self.config
         self.embedding = token_table(c, c.vocab_size)
         self.head = TokenHead(c, c.vocab_size)
-
-    def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t v"]:
-        """Return the logits of every position; training needs `rngs={'dropout': key}`."""
-        return self.logits(self.hidden(batch, train))
-
-    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
-        """Return the stack's output at every position, before the projection to the vocabulary."""
-        raise NotImplementedError
 
     def logits(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         """Project to the vocabulary."""
@@ -57,7 +48,7 @@ class Decoder(LanguageModel):
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
         """Return the stack's output at every position, before the projection to the vocabulary."""
         tokens, positions, segments = batch["target_in"], batch["target_positions"], batch["target_segments"]
-        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        dropout_key = self.dropout_key(batch, train)
         x = self.input(self.embedding(tokens), positions, tokens.shape[1], dropout_key)
         places = TokenPlaces(segments, positions, batch.get("target_prefix"))
         return self.decoder(x, places, dropout_key=dropout_key)

@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.batch import Batch
 from jformer.models.cache import Cache, Memory, MemoryKeyValue, advance, empty_cache
-from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import TokenHead
 from jformer.models.layers.linear import Embedding
@@ -22,7 +21,7 @@ from jformer.models.layers.visibility import TokenPlaces
 
 
 class SequenceToSequence(Network):
-    """The parts of an encoder-decoder besides its stacks: embedding tables, head and dropout seeds.
+    """The parts of an encoder-decoder besides its stacks: embedding tables and head.
 
     `config.vocab_size` must be set.
     """
@@ -47,21 +46,9 @@ class SequenceToSequence(Network):
         """The table of target tokens, also that of tied logits."""
         return self.source_embedding if self.reads_source_table else self.target_embedding
 
-    def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t v"]:
-        """Return the logits of every target position; training needs `rngs={'dropout': key}`."""
-        return self.logits(self.hidden(batch, train))
-
-    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t r"]:
-        """Return the decoder's output at every target position, before the projection to the vocabulary."""
-        raise NotImplementedError
-
     def logits(self, hidden: Float[Array, "b t r"]) -> Float[Array, "b t v"]:
         """Project to the target vocabulary."""
         return self.head(hidden, self.target_table)
-
-    def dropout_key(self, batch: Batch, train: bool) -> DropoutKey | None:
-        """Draw a stack's dropout seed; every call draws another."""
-        return make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
 
 
 class EncoderDecoder(SequenceToSequence):

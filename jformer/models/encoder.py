@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jformer.models.batch import Batch
 from jformer.models.cache import Memory
-from jformer.models.layers.dropout import DropoutKey, make_dropout_key
+from jformer.models.layers.dropout import DropoutKey
 from jformer.models.layers.embeddings import InputEmbedding, token_table
 from jformer.models.layers.heads import Pooler, TokenHead, class_head
 from jformer.models.layers.precision import Network
@@ -36,13 +36,9 @@ class SourceModel(Network):
         else:
             self.head = TokenHead(c, c.vocab_size)
 
-    def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t *v"]:
-        """Return the logits; training needs `rngs={'dropout': key}`."""
-        return self.logits(self.hidden(batch, train))
-
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
         """Return the input of the head: every position, or one pooled vector (t = 1)."""
-        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        dropout_key = self.dropout_key(batch, train)
         hidden, pools = self.states(batch, dropout_key), self.config.head.num_classes
         return self.pooler(hidden, batch["source_segments"] > 0, dropout_key) if pools else hidden
 
@@ -54,8 +50,7 @@ class SourceModel(Network):
 
     def encode(self, batch: Batch, train: bool = False) -> Memory:
         """Return the output of every position: vectors of a text."""
-        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
-        return {"hidden": self.states(batch, dropout_key), "segments": batch["source_segments"]}
+        return {"hidden": self.states(batch, self.dropout_key(batch, train)), "segments": batch["source_segments"]}
 
     def states(self, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "b s d"]:
         """Run the stack."""

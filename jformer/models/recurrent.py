@@ -17,7 +17,7 @@ from jformer.models.cache import Memory
 from jformer.models.decoder import LanguageModel
 from jformer.models.encdec import SequenceToSequence
 from jformer.models.encoder import SourceModel
-from jformer.models.layers.dropout import DropoutKey, make_dropout_key
+from jformer.models.layers.dropout import DropoutKey
 from jformer.models.layers.linear import Dense
 from jformer.models.layers.recurrent_stack import AttentiveDecoder, RecurrentStack, Source, States, reverse, tokens_in
 
@@ -129,7 +129,7 @@ class RecurrentLanguageModel(LanguageModel):
 
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t d"]:
         """Return the stack's output at every position, before the projection to the vocabulary."""
-        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        dropout_key = self.dropout_key(batch, train)
         x = tokens_in(self.config, self.embedding, batch["target_in"], dropout_key)
         return self.decoder(x, batch["target_segments"] > 0, self.decoder.blank(x.shape[0]), {}, dropout_key)[0]
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jformer.models.batch import Batch
-from jformer.models.layers.dropout import make_dropout_key
 from jformer.models.layers.embeddings import InputEmbedding
 from jformer.models.layers.heads import Pooler, class_head
 from jformer.models.layers.patches import patch_projection, to_patches
@@ -36,13 +35,9 @@ class VisionTransformer(Network):
         """Positions of the stack: patches and the class token."""
         return self.config.num_patches + (self.config.head.pooling == "first")
 
-    def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b 1 v"]:
-        """Return the logits of every image's class; training needs `rngs={'dropout': key}`."""
-        return self.logits(self.hidden(batch, train))
-
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b 1 d"]:
         """Return one pooled vector for each image."""
-        dropout_key = make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
+        dropout_key = self.dropout_key(batch, train)
         x = self.patches(to_patches(batch["image"], self.config))
         rows = x.shape[0]
         if self.config.head.pooling == "first":

@@ -23,7 +23,7 @@ __all__ = ["Batch", "abstract_batch", "id_limits", "make_batch", "place_batch"]
 
 
 Ids = Sequence[Sequence[int]] | np.ndarray
-"""The ids of each row, or an array [b t] padded with PAD."""
+"""The ids of each row, all of them tokens, or an array [b t] padded with PAD."""
 
 
 def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = BOS, **arrays: np.ndarray) -> Batch:
@@ -48,7 +48,8 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
         ids = np.full((len(given), max(map(len, given), default=0)), PAD, np.int32)
         for row, each in zip(ids, given, strict=True):
             row[: len(each)] = each
-        real = (ids != PAD).astype(np.int32)
+        lengths = np.array([*map(len, given)])[:, None]
+        real = (ids != PAD if hasattr(given, "shape") else np.arange(ids.shape[1]) < lengths).astype(np.int32)
         made |= {f"{side}_segments": real, f"{side}_positions": real * np.arange(ids.shape[1], dtype=np.int32)}
         if side == "source":
             made |= {"source": ids, "source_types": np.zeros_like(ids)}

@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import itertools
 import json
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jformer.config import resolve
 from jformer.data.aligned import WORDS_CUT
 from jformer.data.sources.split import Pair
 from jformer.data.spans import END, MAY_END, MAY_START, START, SpanEncoder, Window
@@ -19,11 +21,20 @@ from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, Output, Piece, Request, TaggedWord
 from jformer.inference.batching import read_row
 from jformer.inference.formats import write_outputs
-from jformer.inference.one_pass import HEADS, Spans, best_of_windows, likeliest_spans, marked_pair, read_spans
+from jformer.inference.one_pass import (
+    HEADS,
+    Spans,
+    best_of_windows,
+    likeliest_spans,
+    marked_pair,
+    pieces_with_masks,
+    read_spans,
+)
 from jformer.models import ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.mesh import make_mesh
+from jformer.tasks.build import build_task
 from jformer.tasks.losses import span_log_probs
 from tests.conftest import draw_params
 from tests.inference import untrained
@@ -239,6 +250,15 @@ def test_the_explorer_shows_the_tag_of_each_word(tagger):
     assert sum(p for _, p in given.choices[0].likeliest) == pytest.approx(1, abs=1e-5)
     with pytest.raises(UserError, match="2 words but 1 tags"):
         tagger().attend([("abc de", "O")])
+
+
+def test_a_mask_that_is_cut_off_is_not_filled_in():
+    config = resolve({"task": "mlm", "model": {"family": "encoder"}, "data": {"max_source_length": 6}})
+    encoder, counts = build_task(config).encoder(untrained.CHARS, untrained.CHARS, evaluating=True), Counter()
+    ((piece,),) = pieces_with_masks(encoder, [Request("ab<mask>cdefgh")], counts)
+    assert (piece.starts, counts[CUT]) == ([3], 1)
+    with pytest.raises(UserError, match="line 5: has no <mask> to fill in within the model's limit of 6 tokens"):
+        pieces_with_masks(encoder, [Request("abcdefgh<mask>", line=4)], counts)
 
 
 def test_json_has_the_tags_and_their_spans():

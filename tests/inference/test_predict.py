@@ -394,6 +394,12 @@ def test_an_ensemble_is_loaded_with_its_own_weights_or_refused(runs):
         ensemble(runs("french", data={"source_language": "en", "target_language": "fr"}))
     with pytest.raises(UserError, match=r"decode\.ensemble: .*noise has task='denoise', this run 'translate'"):
         ensemble(runs("noise", task="denoise"))
+    short = {"positions": "learned", "max_length": 200, "vocab_size": ROWS}
+    with pytest.raises(UserError, match=r"decode\.ensemble: .*short: model\.max_length=200 is below the 256 tokens"):
+        ensemble(runs("short", model=short, data={"max_source_length": 200, "max_target_length": 200}))
+    deaf = {"recurrent": {"cell": "gru", "attention": "none"}, "vocab_size": ROWS}
+    with pytest.raises(UserError, match=r"decode\.ensemble: .*deaf: decode\.alignments=True needs model\.recurrent"):
+        ensemble(runs("deaf", model=deaf), alignments=True, outputs="jsonl")
 
 
 def test_pieces_are_joined_as_the_target_language_is_written(predictor):

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jformer.errors import UserError
+from jformer.models.batch import Batch
+from jformer.models.layers.dropout import DropoutKey, make_dropout_key
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import manual_parts
 from jformer.parallel.mesh import SEQUENCE
@@ -18,6 +20,22 @@ class Network(nn.Module):
     """A model whose products have the precision of its config, in whatever program its methods are traced."""
 
     config: ModelConfig
+
+    def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t *v"]:
+        """Return the logits of every position, or class; training needs `rngs={'dropout': key}`."""
+        return self.logits(self.hidden(batch, train))
+
+    def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t r"]:
+        """Return what the head reads, before the projection to logits."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Float[Array, "b t r"]) -> Float[Array, "b t *v"]:
+        """Project to the vocabulary or the classes."""
+        raise NotImplementedError
+
+    def dropout_key(self, batch: Batch, train: bool) -> DropoutKey | None:
+        """Draw a stack's dropout seed in training; every call draws another."""
+        return make_dropout_key(self.make_rng("dropout"), batch["row"]) if train else None
 
     @nn.nowrap
     def apply(self, *args: PyTree, **options: PyTree) -> PyTree:
