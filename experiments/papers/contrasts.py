@@ -1,6 +1,11 @@
 """Parts of conclusions: the values of arms by seed, and lines that compare two arms. Runs nothing."""
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
 
 from jformer.evaluation.statistics import estimate, paired_difference
 from jformer.tools.sweep import Trial
@@ -37,3 +42,17 @@ def versus(trials: Sequence[Trial], arm: str, other: str, metric: str = "") -> l
         return [f"{line} ({len(seeds)} seeds, no interval){failed}"]
     tested = f"± {difference.margin:.3f}, p = {difference.p:.2g} (unadjusted)"
     return [f"{line} {tested}, {len(seeds)} seeds{failed}"]
+
+
+class PowerLaw(NamedTuple):
+    """y = a · x^-b, and the half width of the 95 % interval of b (Student's t)."""
+
+    a: float
+    b: float
+    margin: float
+
+
+def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
+    """Fit y = a · x^-b to three points or more, by least squares of the logarithms."""
+    line = stats.linregress(np.log(x), np.log(y))
+    return PowerLaw(math.exp(line.intercept), -line.slope, line.stderr * stats.t.ppf(0.975, len(x) - 2))

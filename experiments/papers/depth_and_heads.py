@@ -10,8 +10,9 @@ Command:  python -m jformer.sweep --experiment=experiments/papers/depth_and_head
 
 from collections.abc import Iterator, Sequence
 
+from scipy import stats
+
 from experiments.papers.contrasts import means, versus
-from jformer.evaluation.statistics import spearman
 from jformer.tools.sweep import Trial
 from jformer.tools.sweep.space import Overrides
 
@@ -46,8 +47,8 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
     found = means(trials)
     depths = [depth for depth in DEPTHS if label(depth, 4) in found]
     if len(depths) > 2:
-        order = spearman(depths, [found[label(depth, 4)] for depth in depths])
-        yield f"depth and perplexity: Spearman's rho {order.rho:+.2f} over {len(depths)} depths"
+        order = stats.spearmanr(depths, [found[label(depth, 4)] for depth in depths])
+        yield f"depth and perplexity: Spearman's rho {order.statistic:+.2f} over {len(depths)} depths"
     for depth in DEPTHS:
         if depth != 2:
             yield from versus(trials, label(depth, 4), BASELINE)

@@ -20,9 +20,9 @@ from absl import app, flags
 
 from experiments.layerwise import make_norms
 from experiments.measure import smoke_sizes
+from experiments.papers.contrasts import power_law
 from experiments.speed.steps_shapes import make_batch
 from jformer.data.data_config import DataConfig
-from jformer.evaluation.statistics import power_law
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.tasks.build import TASKS
 from jformer.tasks.task import make_loss

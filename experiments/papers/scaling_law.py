@@ -12,8 +12,7 @@ Command:  python -m jformer.sweep --experiment=experiments/papers/scaling_law.py
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.papers.contrasts import means
-from jformer.evaluation.statistics import power_law
+from experiments.papers.contrasts import means, power_law
 from jformer.tools.sweep import Trial, product
 from jformer.tools.sweep.space import Overrides
 

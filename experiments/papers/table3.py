@@ -11,8 +11,9 @@ Command:  python -m jformer.sweep --experiment=experiments/papers/table3.py --wo
 
 from collections.abc import Iterator, Sequence
 
+from scipy import stats
+
 from experiments.papers.contrasts import means
-from jformer.evaluation.statistics import spearman
 from jformer.tools.sweep import Trial
 from jformer.tools.sweep.space import Overrides
 
@@ -85,7 +86,7 @@ def conclude(trials: Sequence[Trial]) -> Iterator[str]:
     for name, rows in (("all rows", list(ROWS)), ("rows A, B, C and E", [row for row in ROWS if row[0] != "D"])):
         there = [row for row in rows if row in found]
         if len(there) > 2:
-            order = spearman([found[row] for row in there], [PAPER[row] for row in there])
-            yield f"{name}: Spearman's rho {order.rho:+.2f} with the paper's, p = {order.p:.2g}, {len(there)} rows"
+            rho, p = stats.spearmanr([found[row] for row in there], [PAPER[row] for row in there])
+            yield f"{name}: Spearman's rho {rho:+.2f} with the paper's, p = {p:.2g}, {len(there)} rows"
     for row in found:
         yield f"{row}: {found[row]:.3f}, in the paper {PAPER[row]}"

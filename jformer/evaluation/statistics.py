@@ -1,4 +1,4 @@
-"""Statistics: means and differences with intervals, tests, rank correlation, power laws. Independent of runs.
+"""Statistics: means and differences with intervals, tests. Independent of runs.
 
 Intervals are for 95 %. Student's t is for values over seeds, a sample of all seeds; sacreBLEU's bootstrap is for the
 sentences of a test set, a sample of all sentences.
@@ -36,22 +36,6 @@ class Difference(NamedTuple):
     mean: float
     margin: float | None
     p: float | None
-
-
-class Correlation(NamedTuple):
-    """The rank correlation of two orders, -1 to 1, and p for the hypothesis that they are independent."""
-
-    rho: float
-    p: float
-
-
-class PowerLaw(NamedTuple):
-    """y = a · x^-b + c, and the half width of the interval of b."""
-
-    a: float
-    b: float
-    c: float
-    margin: float | None
 
 
 class Resampled(NamedTuple):
@@ -120,37 +104,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def spearman(x: Sequence[float], y: Sequence[float]) -> Correlation:
-    """Return the rank correlation (Spearman 1904); nan for fewer than three pairs or a constant."""
-    from scipy import stats
-
-    if len(x) < 3 or len(set(x)) == 1 or len(set(y)) == 1:
-        return Correlation(math.nan, 1.0)
-    found = stats.spearmanr(x, y)
-    return Correlation(float(found.statistic), float(found.pvalue))
-
-
-def power_law(x: Sequence[float], y: Sequence[float], offset: bool = False) -> PowerLaw:
-    """Fit y = a · x^-b, by least squares of the logarithms, or with `offset` y = a · x^-b + c, c from 0 to the least y.
-
-    The interval of b is Student's t for the linearized fit. Raises ValueError for fewer than two different x, or four
-    with an offset, for values not above 0, and if the fit fails.
-    """
-    fewest = 4 if offset else 2
-    if len(set(x)) < fewest or min(*x, *y) <= 0:
-        raise ValueError(f"a power law needs {fewest} different x and only numbers above 0: x={x}, y={y}")
-    log_x, log_y = np.log(x), np.log(y)
-    slope, level = np.polyfit(log_x, log_y, 1)
-    if offset:
-        return _power_law_with_offset(np.asarray(x), np.asarray(y), math.exp(level), -slope)
-    freedom = len(x) - 2
-    if freedom == 0:
-        return PowerLaw(math.exp(level), -float(slope), 0.0, None)
-    residuals = log_y - (slope * log_x + level)
-    error = math.sqrt(residuals @ residuals / freedom / np.square(log_x - log_x.mean()).sum())
-    return PowerLaw(math.exp(level), -float(slope), 0.0, _quantile(freedom) * error)
-
-
 def paired_bootstrap(
     metric: "Metric", baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[Sequence[Any]]
 ) -> list[Resampled]:
@@ -195,17 +148,3 @@ def paired_bootstrap_of_ratios(lines: int, systems: Sequence[Ratios]) -> list[Re
 def _quantile(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t with the given degrees of freedom."""
     return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
-
-
-def _power_law_with_offset(x: np.ndarray, y: np.ndarray, a: float, b: float) -> PowerLaw:
-    from scipy import optimize
-
-    def law(x: np.ndarray, log_a: float, b: float, c: float) -> np.ndarray:
-        return np.exp(log_a - b * np.log(x)) + c
-
-    bounds = ([-np.inf, -np.inf, 0], [np.inf, np.inf, y.min()])
-    try:
-        (log_a, b, c), covariance = optimize.curve_fit(law, x, y, (math.log(a), b, 0.5 * y.min()), bounds=bounds)
-    except RuntimeError as error:
-        raise ValueError(f"no power law with an offset fits: {error}") from error
-    return PowerLaw(math.exp(log_a), float(b), float(c), _quantile(len(x) - 3) * math.sqrt(covariance[1, 1]))

@@ -1,6 +1,5 @@
 """Means, tests, ranks and fits, against SciPy, sacreBLEU and plain counting."""
 
-import itertools
 import math
 
 import numpy as np
@@ -16,8 +15,6 @@ from jformer.evaluation.statistics import (
     holm,
     paired_bootstrap,
     paired_difference,
-    power_law,
-    spearman,
 )
 from jformer.tasks.metrics import text_metric
 
@@ -64,50 +61,6 @@ def test_holm_rejects_what_his_steps_reject():
     assert holm([0.04, 0.01]) == [0.04, 0.02]
     assert holm([0.6, 0.9]) == [1.0, 1.0]
     assert holm([]) == []
-
-
-def test_ranks_correlate_as_all_permutations_say():
-    x, y = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 4.0, 3.0, 7.0]
-    assert spearman(x, y).rho == pytest.approx(1 - 6 * 4 / (5 * 24))
-    assert spearman(x, [-value for value in x]).rho == pytest.approx(-1)
-    extreme = sum(spearman(x, list(other)).rho >= 0.8 - 1e-9 for other in itertools.permutations(y)) / 120
-    assert spearman(x, y).p == pytest.approx(2 * extreme, abs=0.05)
-
-
-@pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [2, 2, 2])])
-def test_ranks_that_tell_nothing(x, y):
-    assert math.isnan(spearman(x, y).rho)
-    assert spearman(x, y).p == 1
-
-
-def test_a_power_law_is_found_again():
-    x = [1e3, 1e4, 1e5, 1e6, 1e7]
-    plain, raised = [5 * v**-0.2 for v in x], [5 * v**-0.2 + 1.3 for v in x]
-    assert power_law(x, plain)[:3] == pytest.approx((5, 0.2, 0))
-    assert power_law(x, raised, offset=True)[:3] == pytest.approx((5, 0.2, 1.3), rel=1e-4)
-    assert power_law(x[:2], plain[:2]) == (pytest.approx(5), pytest.approx(0.2), 0, None)
-
-
-def test_the_interval_of_an_exponent_is_that_of_the_regression_and_covers_it():
-    x, rng, covered = np.array([1e3, 3e3, 1e4, 3e4, 1e5, 3e5]), np.random.default_rng(1), 0
-    for _ in range(200):
-        y = (5 * x**-0.2) * np.exp(rng.normal(0, 0.02, 6))
-        law = power_law(x.tolist(), y.tolist())
-        covered += abs(law.b - 0.2) <= law.margin
-    line = stats.linregress(np.log(x), np.log(y))
-    assert (-law.b, law.margin) == pytest.approx((line.slope, line.stderr * stats.t.ppf(0.975, 4)))
-    assert 180 <= covered <= 199  # 190 expected
-
-
-def test_a_law_that_the_points_cannot_tell_is_refused():
-    for x, y, offset in (
-        ([1], [1], False),
-        ([1, 1], [1, 2], False),
-        ([1, 2, 3], [3, 2, 1], True),
-        ([0, 1], [1, 2], False),
-    ):
-        with pytest.raises(ValueError, match="a power law needs"):
-            power_law(x, y, offset)
 
 
 @pytest.fixture(scope="module")
