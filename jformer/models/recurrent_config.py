@@ -50,8 +50,9 @@ class RecurrentConfig:
         if model.vision.source:
             raise UserError(f"model.recurrent.cell={self.cell!r} reads tokens, and the source is an image: use ''")
         refuse_unknown("model", model, READ, "a recurrent model")
-        if model.head.transform:
-            raise UserError("model.head.transform=True is for BERT: a recurrent model has none")
+        for key in ("transform", "num_segments"):
+            if value := getattr(model.head, key):
+                raise UserError(f"model.head.{key}={value} is for BERT: a recurrent model has none")
         self._check_family(model)
         if model.tied_output and not model.head.num_classes and model.output_size != model.embedding_size:
             raise UserError(

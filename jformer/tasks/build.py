@@ -124,19 +124,12 @@ def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokeniz
 
 def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[ModelConfig, bool]:
     """Return the model with its vocabulary and classes, and whether they come from the run in `workdir`."""
-    saved = bool(workdir and (workdir / "tokenizer").is_dir())
-    counts = _tokenizer_sizes(workdir) if workdir and saved else _assumed_sizes(config, task)
-    return sized(with_rows(config), task, *counts), saved
-
-
-def _tokenizer_sizes(workdir: Path) -> tuple[int, int, bool]:
-    source, target = load_tokenizers(workdir / "tokenizer")
-    return source.vocab_size, target.vocab_size, bool(target.symbols.noise)
-
-
-def _assumed_sizes(config: Config, task: Task) -> tuple[int, int, bool]:
+    if workdir and (workdir / "tokenizer").is_dir():
+        source, target = load_tokenizers(workdir / "tokenizer")
+        counts = source.vocab_size, target.vocab_size, bool(target.symbols.noise)
+        return sized(with_rows(config), task, *counts), True
     size, classes = config.data.vocab_size, config.model.head.num_classes or ASSUMED_CLASSES
-    return size, NUM_SYMBOLS + classes if task.answer in CLASSES else size, False
+    return sized(with_rows(config), task, size, NUM_SYMBOLS + classes if task.answer in CLASSES else size), False
 
 
 def with_rows(config: Config) -> ModelConfig:

@@ -99,18 +99,13 @@ def target_arrays(tokens: Tokens, rows: Rows, shape: Shape, bos: int) -> Arrays:
     """Return the arrays of the target side; every token has weight 1."""
     filled = fill_rows(tokens, rows, shape, shape.target_length)
     return {
-        "target_in": _shift_right(filled["tokens"], filled["positions"], bos),
+        # What the decoder reads: BOS where a sequence begins, and in padding, else the token before.
+        "target_in": np.where(filled["positions"] == 0, bos, np.roll(filled["tokens"], 1, axis=1)).astype(np.int32),
         "target_out": filled["tokens"],
         "target_segments": filled["segments"],
         "target_positions": filled["positions"],
         "weights": (filled["segments"] > 0).astype(np.float32),
     }
-
-
-def _shift_right(tokens: np.ndarray, positions: np.ndarray, bos: int) -> np.ndarray:
-    """Return what the decoder reads: BOS where a sequence begins (and in padding), else the token before."""
-    shifted = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
-    return np.where(positions == 0, bos, shifted).astype(np.int32)
 
 
 def images_of(source: Tokens, rows: Rows, shape: tuple[int, ...]) -> np.ndarray:

@@ -388,6 +388,10 @@ COMBINATIONS = [
         "model.head.pooling='first' reads a recurrent state that has read one token: use 'final', or 'mean'",
     ),
     (
+        {**CLASSIFIES, "model.recurrent.cell": "lstm", "model.head.num_segments": 2},
+        "model.head.num_segments=2 is for BERT: a recurrent model has none",
+    ),
+    (
         {**CLASSIFIES, **{f"model.{key}": value for key, value in TWO_ENDS.items()}},
         "model.head.pooling='last' reads a recurrent state of a direction that has read one token: use 'final', or",
     ),
