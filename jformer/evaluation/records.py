@@ -121,8 +121,8 @@ def metrics(run: Path) -> dict[str, float]:
     scored = results(run)
     for key, scores in [*scored_sets(scored).items(), *means(scored).items()]:
         for name, score in scores.items():
-            figures[f"{key}/{name}"] = score["score"]
-            figures |= {f"{key}/{name}/{group}": value for group, value in score.get("by_group", {}).items()}
+            figures[f"{key}/{name}"] = _number(score["score"])
+            figures |= {f"{key}/{name}/{group}": _number(value) for group, value in score.get("by_group", {}).items()}
     facts = scored.get("run", {})
     return figures | {f"run/{name}": facts[name] for name in RUN_FIGURES if name in facts}
 

@@ -53,14 +53,16 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     """Merge new results, test sets and `run`, into a folder's results.json, and return its new content.
 
-    A file that cannot be read as results is replaced, which is reported on standard error.
+    Numbers that are not finite become null. A file that cannot be read as results is replaced, which is reported on
+    standard error.
     """
     try:
         before = records.results(folder)
     except UserError:
         print(f"{folder / 'results.json'}: cannot be read; its content is replaced by the new scores", file=sys.stderr)
         before = {}
-    as_read_again = json.loads(json.dumps(now))  # tuples become lists, so that settings equal those of the file
+    # Tuples become lists, so that settings equal those of the file.
+    as_read_again = json.loads(json.dumps(now), parse_constant=lambda _: None)
     results = merge(before, as_read_again)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(with_digest(results), indent=2, ensure_ascii=False) + "\n"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import resource
 
 import pytest
@@ -33,6 +34,15 @@ def test_the_newest_scores_have_their_key_and_those_of_other_settings_stay(tmp_p
     assert found == records.results(tmp_path)
     assert records.metrics(tmp_path)["test/bleu"] == 31.0
     assert found["earlier"][0]["settings"]["decode"]["beam_size"] == 5
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_that_is_not_finite_is_written_as_null_and_read_as_nan(tmp_path, score):
+    results.save(tmp_path, scored(30.0, beam_size=1))
+    found = results.save(tmp_path, scored(score, beam_size=5))
+    assert found == records.results(tmp_path)
+    assert bleus(found) == ({"test": None}, [("test", 30.0)])
+    assert math.isnan(records.metrics(tmp_path)["test/bleu"])
 
 
 def test_scores_of_other_weights_or_ways_to_score_stay(tmp_path):
