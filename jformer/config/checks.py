@@ -346,7 +346,7 @@ def _check_vectors(config: Config) -> None:
     model, optim, task = config.model, config.optim, config.task
     if task != "embed":
         if model.head.vectors:
-            raise UserError(f"model.head.vectors=True: task={task!r} needs a head; leave it out")
+            raise UserError(f"model.head.vectors=True is for task='embed', not {task!r}: set it to False")
         for key in ("temperature", "symmetric"):
             if getattr(optim, key) != getattr(Config().optim, key):
                 raise UserError(f"optim.{key}={getattr(optim, key)} is read by task='embed' only: leave it out")

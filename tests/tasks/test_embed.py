@@ -137,7 +137,7 @@ EMBED = {"task": "embed", "model": {"family": "encoder"}}
     ({"model": {"family": "encoder", "recurrent": {"cell": "gru"}}}, "model.recurrent.cell='gru': task='embed' trains"),
     ({"model": {"family": "encoder", "execution": {"rows": "one_text"}}}, "a row of task='embed' holds a pair"),
     ({"task": "mlm", "optim": {"temperature": 0.1}}, "optim.temperature=0.1 is read by task='embed' only"),
-    ({"task": "mlm", "model": {"family": "encoder", "head": {"vectors": True}}}, "task='mlm' needs a head"),
+    ({"task": "mlm", "model": {"family": "encoder", "head": {"vectors": True}}}, "is for task='embed', not 'mlm'"),
     ({"decode": {"pooling": "max"}}, "decode.pooling='max'; choose one of: '', 'mean', 'first', 'last', 'pooler'"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_by_its_key(changes, line):
