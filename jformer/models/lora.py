@@ -40,9 +40,10 @@ class Adapted:
         """Return the base's parameters, with factors whose products are zero."""
         flat = flatten_dict(self.base.init(rngs, *args)["params"], sep="/")
         lora, key = self.config.lora, jax.random.fold_in(rngs, zlib.crc32(b"lora"))
-        adapted = [name for name in flat if name.endswith("/kernel") and re.search(lora.kernels, name)]
+        kernels = sorted(name for name in flat if name.endswith("/kernel") and not lora.trains(name))
+        adapted = [name for name in kernels if re.search(lora.kernels, name)]
         if not adapted:
-            names = ", ".join(sorted(name for name in flat if name.endswith("/kernel"))[:3])
+            names = ", ".join(kernels[:3])
             raise UserError(f"model.lora.kernels={lora.kernels!r} matches no kernel; their names are like {names}")
         for name in adapted:
             *layers, inputs, outputs = flat[name].shape

@@ -194,6 +194,7 @@ def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path):
 def test_what_adapters_cannot_be_of_is_refused(tiny):
     for lora, message in (
         (LoraConfig(rank=2, kernels="nothing"), "matches no kernel; their names are like decoder/block"),
+        (LoraConfig(rank=2, kernels="/o/kernel$", also=("/o/",)), "matches no kernel"),  # trained whole
         (LoraConfig(rank=2, kernels="("), "is not a regular expression"),
         (LoraConfig(alpha=2.0), "rank=0: there are no adapters"),
     ):
