@@ -13,6 +13,7 @@ from jformer.models import ExecutionConfig, ModelConfig, build_model, init_param
 from jformer.models.layers.transformer import Stack
 from jformer.models.layers.visibility import TokenPlaces
 from tests.conftest import TINY, make_batch, run
+from tests.models.contracts import check_cache
 
 ARRANGEMENTS = [  # what no preset has; the others are in test_contracts.py, and every pair of options in test_parts.py
     {
@@ -37,28 +38,10 @@ def test_a_stack_without_the_memory_it_needs_or_with_one_it_would_not_read_is_re
         stack.init(jax.random.key(0), x, TokenPlaces(segments, positions), *memory)
 
 
-def cached_logits(model, params, batch, pieces):
-    """Run the decoder piece by piece, each piece a (tokens, valid) pair; return the logits of every piece."""
-    apply = functools.partial(run, model, params)
-    cache = apply(apply(batch, method="encode"), len(batch["source"]), 12, method="start")
-    found = []
-    for tokens, valid in pieces:
-        hidden, cache = apply(cache, tokens, valid, method="extend")
-        found.append(np.asarray(apply(hidden, method="logits")))
-    return found, cache
-
-
 @pytest.mark.slow
 @every_arrangement
 def test_cached_step_equals_full_pass(tiny, fields):
-    model, params = tiny(**fields)
-    batch = make_batch([7, 5, 6], [6, 6, 6])
-    ones = np.ones((3, 1), bool)
-    steps, cache = cached_logits(model, params, batch, [(batch["target_in"][:, i : i + 1], ones) for i in range(6)])
-    np.testing.assert_allclose(np.concatenate(steps, axis=1), run(model, params, batch), atol=2e-5)
-    assert cache["position"].tolist() == [6, 6, 6]
-    entries = cache["entries"]
-    assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves([cache["self"], cache["memory"], entries["layers"]]))
+    check_cache(*tiny(**fields), make_batch([7, 5], [6, 6]), atol=2e-5)
 
 
 @pytest.mark.parametrize("window", [0, 1])

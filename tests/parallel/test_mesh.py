@@ -35,7 +35,7 @@ from tests.training.test_loop import rows, small
 from tests.training.test_step import MESHES as UPDATED
 from tests.training.test_step import distance
 
-WIDE = {"num_heads": 8, "d_model": 64, "d_ff": 128, "vocab_size": 512, "dropout": 0.1}
+WIDE = {"family": "decoder", "num_heads": 8, "d_model": 64, "d_ff": 128, "vocab_size": 512, "dropout": 0.1}
 THREE, DROPPED = {"num_heads": 6, "num_kv_heads": 3, "d_model": 48}, {"attention_dropout": 0.2}
 BATCH = make_batch([16] * 32, [16] * 32, vocab_size=512)
 
@@ -159,7 +159,7 @@ def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
 
 @pytest.mark.parametrize("layers", slow_but([2, 1], 2), ids=["own", "shared"])
 def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
-    model, params = tiny(**WIDE, family="decoder", positions="transformer_xl", shared_layers=layers == 1)
+    model, params = tiny(**WIDE, positions="transformer_xl", shared_layers=layers == 1)
     found = []
     for sizes in ((1, 1, 1), (2, 2, 2)):
         mesh = make_mesh(*sizes)
