@@ -17,25 +17,18 @@ from jaxtyping import Array, PyTree, UInt32
 from jformer.parallel.sharding import parameter_names
 
 LARGE = 2**18  # elements
-GOLDEN = 0x9E3779B1  # 2^32 over the golden ratio
-PARTS = 32  # into which a large array on one CPU is cut
+GOLDEN = 0x9E3779B1  # 2^32 over the golden ratio; neighbouring indices times it differ in many bits
 Words = TypeVar("Words", Array, np.ndarray)  # uint32 [...], on devices or here
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element
 
 
 def digests(tree: PyTree) -> dict[str, str]:
-    """Return the path of every array of a tree → its digest, 8 hexadecimal digits."""
-    named = dict(zip(jax.tree.leaves(parameter_names(tree)), jax.tree.leaves(tree), strict=True))
-    large = {name: array for name, array in named.items() if _is_large_on_one_cpu(array)}
-    on_host = {name for name, array in named.items() if _is_summed_here(array)}
-    together = [array for name, array in named.items() if name not in large and name not in on_host]
-    # One program for each shape of a large array: compiled together, hundreds of them take half a minute.
-    sums = iter(_digests(together) if together else ())
-    found = {
-        name: _digest_on_host(array) if name in on_host else _digest_in_parts(array) if name in large else next(sums)
-        for name, array in named.items()
-    }
-    return {name: f"{int(total):08x}" for name, total in jax.device_get(found).items()}
+    """Return the path of every array of a tree → its digest, 8 hexadecimal digits.
+
+    Arrays on devices are summed one after the other: XLA on CPUs materializes the hashes of an array.
+    """
+    named = zip(jax.tree.leaves(parameter_names(tree)), jax.tree.leaves(tree), strict=True)
+    return {name: f"{int(_digest_on_host(x) if _is_summed_here(x) else _digest(x)):08x}" for name, x in named}
 
 
 def _is_summed_here(array: Array | np.ndarray) -> bool:
@@ -59,53 +52,14 @@ def _digest_on_host(array: Array) -> int:
     return total % 2**32
 
 
-def _is_large_on_one_cpu(array: Array | np.ndarray) -> bool:
-    numbers = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize <= 4
-    on_one = isinstance(array, np.ndarray) or len(array.devices()) == 1
-    return numbers and array.size >= LARGE and on_one and jax.default_backend() == "cpu"
-
-
 @jax.jit
-def _digests(arrays: list[Array]) -> list[UInt32[Array, ""]]:
-    """Return the sums, computed one after the other, because XLA on CPUs materializes the hashes of an array.
-
-    Older XLA (JAX 0.10) drops the barriers first and holds the hashes of all arrays.
-    """
-    found = []
-    last = jnp.uint32(0)
-    for array in arrays:
-        waited, last = lax.optimization_barrier((array, last))
-        last = _digest(waited)
-        found.append(last)
-    return found
-
-
 def _digest(array: Array) -> UInt32[Array, ""]:
     words = _words(array)
     index = jnp.zeros(words.shape, jnp.uint32)
     for axis in range(words.ndim):  # row-major, whatever the layout on the devices
         stride = math.prod(words.shape[axis + 1 :]) % 2**32
         index += lax.broadcasted_iota(jnp.uint32, words.shape, axis) * jnp.uint32(stride)
-    return _mix(words ^ _spread(index)).sum(dtype=jnp.uint32)
-
-
-@jax.jit
-def _digest_in_parts(array: Array) -> UInt32[Array, ""]:
-    """Return the same sum by adding parts elementwise, so that XLA materializes only one of them.
-
-    This runs at 10 instead of 3 GiB a second on 2 cores: XLA vectorizes it, but not a sum of integers.
-    """
-    flat = array.reshape(-1)
-    size = flat.size // PARTS
-    base, total = _spread(lax.iota(jnp.uint32, size)), jnp.zeros(size, jnp.uint32)
-    for start in range(0, PARTS * size, size):
-        total += _mix(_words(flat[start : start + size]) ^ (base + jnp.uint32(start * GOLDEN % 2**32)))
-    rest = _spread(lax.iota(jnp.uint32, flat.size - PARTS * size)) + jnp.uint32(PARTS * size * GOLDEN % 2**32)
-    return total.sum(dtype=jnp.uint32) + _mix(_words(flat[PARTS * size :]) ^ rest).sum(dtype=jnp.uint32)
-
-
-def _spread(index: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    return (index + 1) * jnp.uint32(GOLDEN)  # so that neighbours differ in many bits
+    return _mix(words ^ ((index + 1) * jnp.uint32(GOLDEN))).sum(dtype=jnp.uint32)
 
 
 def _words(array: Array) -> UInt32[Array, "..."]:
