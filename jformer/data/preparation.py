@@ -152,12 +152,12 @@ def _tasks_to_read(split: Split) -> Iterator[Task]:
 
 def _tasks_read(split: Split) -> Iterator[Task]:
     """Yield the blocks of a split that this process reads from the beginning; the last one may be empty."""
-    counts: Counter[str] = Counter()
-    stream = split.read(counts)
+    counts, before = Counter[str](), dict[str, int]()
+    stream = split.read(counts)  # which may count at once
     for number in itertools.count():
-        before = dict(counts)
         pairs = list(itertools.islice(stream, BLOCK))
         found = Counter({reason: count - before.get(reason, 0) for reason, count in counts.items()})
+        before = dict(counts)
         yield Task(number=number, first=number * BLOCK, size=len(pairs), pairs=pairs, counts=found)
         if len(pairs) < BLOCK:
             return

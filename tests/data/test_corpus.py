@@ -18,7 +18,7 @@ from jformer.data import corpus, preparation, text
 from jformer.data.corpus import PairEncoder, Side, open_corpus
 from jformer.data.data_config import DataConfig
 from jformer.data.sources import open_split
-from jformer.data.sources.split import Pair, Split
+from jformer.data.sources.split import Pair, Split, listed
 from jformer.data.tokenizers import BOS, EOS, Symbols, learn
 from jformer.data.tokenizers.lists import ByteTokenizer, ListTokenizer
 from jformer.errors import UserError
@@ -93,6 +93,8 @@ def test_every_example_is_counted_once_by_what_became_of_it(tmp_path):
         "lines mended": 1, "examples read": 4, "empty examples dropped": 1, "overlong examples cut": 1,
         "examples used": 3,
     }  # fmt: skip
+    images = listed("train", "text 2", [Pair("a", "b")], Counter({"files left out": 3}))  # counted when it is opened
+    assert open_corpus(images, DROPPING, str(tmp_path)).counts["files left out"] == 3
 
 
 def test_tokens_that_training_did_not_hold_are_counted_in_all_blocks(tmp_path, monkeypatch):
