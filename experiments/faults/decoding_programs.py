@@ -1,43 +1,93 @@
 """What does a decoded token cost? Searches compiled for absent chips, against reading what they need once.
 
 Nothing is run. A step is what runs once a token; its ideal reads the weights that it multiplies by and all entries of
-the cache once, in bfloat16. A greedy search decodes one sentence as two rows. Needs libtpu or the CUDA plugin:
-pip install -e ".[tpu-aot]" or ".[gpu-aot]".
+the cache once, in bfloat16. A greedy search decodes one sentence as two rows. The peer, --sides=plain, is a greedy
+search in plain JAX, without scores, rules and limits.
 
-Command:  python -m experiments.faults.decoding_programs [--topology=h100] [--models=base,gpt2_1k] [--rows=2,32,256]
-          [--beams=1,4] [--kernels=5] [--smoke]      (10 to 60 seconds each)
+Command:  pip install -e ".[tpu-aot]" or ".[gpu-aot]"; python -m experiments.faults.decoding_programs
+          [--models=base,gpt2_1k] [--topology=h100] [--sides=ours,plain] [--rows=2,32,256] [--beams=1,4] [--kernels=5]
+          [--smoke]      (10 to 60 seconds each)
 """
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from absl import app, flags
+from jax.sharding import SingleDeviceSharding
 
-from experiments.faults.programs import UPDATES, Update, resolved
+from experiments.faults.programs import MODELS, SIDES, TOPOLOGIES, UPDATES, Update, print_kernels, resolved
 from experiments.measure import smoke_sizes
 from jformer.data.plan import Shape
+from jformer.data.tokenizers import Symbols
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.parallel.mesh import make_mesh
-from jformer.tools.forecast.compiled_ahead import Figures, compile_answer
+from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, figures
 from jformer.tools.forecast.cost_analysis import Kernel, largest_kernels
-from jformer.tools.forecast.topology import GIB, Topology, open_topology
+from jformer.tools.forecast.topology import GIB, Topology, compiler_options, open_topology
 
-MODELS = flags.DEFINE_list("models", ["base", "gpt2_1k"], "Rows of UPDATES.")
 ROWS = flags.DEFINE_list("rows", ["2", "32", "256"], "Sentences of a batch.")
 BEAMS = flags.DEFINE_list("beams", ["1", "4"], "Beam sizes; 1 = greedy.")
-TOPOLOGY = flags.DEFINE_string("topology", "h100", "One chip: v5e:1x1, v6e:1x1 or h100.")
-LARGEST = flags.DEFINE_integer("kernels", 0, "How many kernels of a step to list.")
 LENGTH, ROOM = 128, 128  # tokens of a source or prompt, and of an output
-HEADS = ("rows", "beam", "kernels", "MB a step", "weights", "cache", "of ideal", "temps", "tokens/s")
+HEADS = ("of", "rows", "beam", "kernels", "MB a step", "weights", "cache", "of ideal", "temps", "tokens/s")
 
 
-def search(update: Update, rows: int, beam: int, chips: Topology) -> tuple[Figures, ModelConfig]:
-    """Return the figures of a search, and its model."""
+def search(update: Update, rows: int, beam: int, chips: Topology) -> Figures:
+    """Return the figures of our search."""
     options = {**update.options, "decode.beam_size": beam, "decode.dtype": "bfloat16"}
     config, task, model = resolved(update._replace(options=options))
-    mesh = make_mesh(-1, 1, 1, chips.devices)
-    return compile_answer(config, task, model, Shape(rows, LENGTH, ROOM), mesh), model
+    return compile_answer(config, task, model, Shape(rows, LENGTH, ROOM), make_mesh(-1, 1, 1, chips.devices))
+
+
+def plain_search(c: ModelConfig, rows: int, chips: Topology) -> Figures:
+    """Return the figures of a greedy search in plain JAX, from a cache of a prompt, or of the keys of a source.
+
+    What does not change the cost of a step is left out: biases, scales of norms, rounding of positions.
+    """
+    reads, (d, h, k), special = c.family == "encdec", (c.d_model, c.num_heads, c.key_size), Symbols()
+    entries = ROOM if reads else LENGTH + ROOM
+
+    def norm(x: Any) -> Any:
+        return jax.nn.standardize(x.astype(jnp.float32)).astype(x.dtype)
+
+    def attend(x: Any, w: Any, keys: Any, values: Any, mask: Any = None) -> Any:
+        query = jnp.einsum("bd,dhk->bhk", norm(x), w["q"])[:, None]
+        return jnp.einsum("bhk,hkd->bd", jax.nn.dot_product_attention(query, keys, values, mask=mask)[:, 0], w["o"])
+
+    def body(state: Any, weights: Any, memory: Any) -> Any:
+        step, tokens, output, done, cache = state
+        place, grown = entries - ROOM + step, []
+        visible = (jnp.arange(entries) <= place)[None, None, None]
+        x = weights["table"][tokens] + weights["places"][place]
+        for w, kept, read in zip(weights["layers"], cache, memory, strict=True):
+            new = (jnp.einsum("bd,dhk->bhk", norm(x), w[name])[:, None] for name in "kv")
+            grown.append([jax.lax.dynamic_update_slice_in_dim(*both, place, 1) for both in zip(kept, new, strict=True)])
+            x += attend(x, w, *grown[-1], visible)
+            x += attend(x, w["cross"], *read) if reads else 0
+            x += jax.nn.relu(norm(x) @ w["up"]) @ w["down"]
+        best = jnp.argmax(norm(x) @ weights["table"].T, axis=-1)
+        tokens = jnp.where(done, special.pad, best)
+        return step + 1, tokens, output.at[:, step].set(tokens), done | (tokens == special.eos), grown
+
+    def run(weights: Any, cache: Any, memory: Any, first: Any) -> Any:
+        state = 0, first, jnp.zeros((rows, ROOM), jnp.int32), jnp.zeros(rows, bool), cache
+        return jax.lax.while_loop(
+            lambda state: (state[0] < ROOM) & ~state[3].all(), lambda state: body(state, weights, memory), state
+        )[2]
+
+    def array(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=SingleDeviceSharding(chips.devices[0]))
+
+    layers = c.num_decoder_layers or c.num_layers
+    cross = {"q": array(d, h, k), "o": array(h, k, d)}
+    layer = {**cross, "k": array(d, h, k), "v": array(d, h, k), "up": array(d, c.d_ff), "down": array(c.d_ff, d)}
+    weights = {"layers": [{**layer, "cross": cross}] * layers, "places": array(entries, d)}
+    weights["table"] = array(c.target_vocab_size or c.vocab_size, d)
+    cache, memory = ([[array(rows, size, h, k)] * 2] * layers for size in (entries, LENGTH if reads else 0))
+    lowered = jax.jit(run).lower(weights, cache, memory, array(rows, dtype=jnp.int32))
+    return figures(lowered.compile(compiler_options(chips.platform)), make_mesh(-1, 1, 1, chips.devices))
 
 
 def weights(model: ModelConfig) -> int:
@@ -73,15 +123,21 @@ def row_of(found: Figures, model: ModelConfig, rows: int, beam: int, chips: Topo
 def main(argv: Sequence[str]) -> None:
     """Print a row for every search."""
     del argv
-    smoke_sizes(models=["tiny"], rows=["2"], beams=["1"], topology="v5e:1x1")
-    chips = open_topology(TOPOLOGY.value)
-    print(f"{chips.name}, {LENGTH} tokens and {ROOM} more\n{'model':<10}" + "".join(f"{head:>11}" for head in HEADS))
-    for name, rows, beam in itertools.product(MODELS.value, map(int, ROWS.value), map(int, BEAMS.value)):
-        found, model = search(UPDATES[name], rows, beam, chips)
-        cells, kernels = row_of(found, model, rows, beam, chips)
-        print(f"{name:<10}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
-        for kernel in kernels[: LARGEST.value]:
-            print(f"    {kernel.bytes / ROOM / 1e6:8.2f} MB  {kernel.makes:.60}  {kernel.source[-90:]}")
+    smoke_sizes(models=["tiny"], rows=["2"], beams=["1"], topology=["v5e:1x1"], sides=["ours", "plain"])
+    for chips in map(open_topology, TOPOLOGIES.value or ["h100"]):
+        print(
+            f"{chips.name}, {LENGTH} tokens and {ROOM} more\n{'model':<10}" + "".join(f"{head:>11}" for head in HEADS)
+        )
+        for name, rows, beam, side in itertools.product(
+            MODELS.value, map(int, ROWS.value), map(int, BEAMS.value), SIDES.value
+        ):
+            model = resolved(UPDATES[name])[2]
+            if side == "plain" and beam > 1:
+                continue
+            found = search(UPDATES[name], rows, beam, chips) if side == "ours" else plain_search(model, rows, chips)
+            cells, kernels = row_of(found, model, rows, beam, chips)
+            print(f"{name:<10}" + "".join(f"{cell:>11}" for cell in (side, *cells)), flush=True)
+            print_kernels(kernels, ROOM)
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def _make_train_step(
         new = updated(state)
         # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.
         finite = all_finite((norm, sums["loss"].total, new["params"], new["ema"]))
-        if target().platform != "cpu":  # computing it again is quicker than writing new parameters that nobody keeps
+        if _computed_again(state.opt_state, split(state.params, frozen)[0]):
             new = updated(jax.lax.optimization_barrier((finite, state))[1])
         old = {"params": state.params, "opt_state": state.opt_state, "ema": state.ema}
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
@@ -186,6 +186,15 @@ def _make_train_step(
         return jax.lax.with_sharding_constraint((state, metrics), shardings)
 
     return jax.jit(step, donate_argnums=0)
+
+
+def _computed_again(opt_state: optax.OptState, trained: PyTree) -> bool:
+    """Return whether computing a new state again is quicker than writing one that nobody may keep.
+
+    Not on CPUs, and not with factored moments, which take sums over whole gradients: XLA keeps those sums, and repeats
+    the rest by itself.
+    """
+    return target().platform != "cpu" and optax.tree.size(opt_state) >= optax.tree.size(trained)
 
 
 def all_finite(tree: PyTree) -> jax.Array:

@@ -40,14 +40,12 @@ ARGUMENTS = {  # what a command cannot do without
     "what_attention_bought": ["--workdir={folder}/runs"],
 }
 NEEDS = {
-    "beside_peers": "libtpu",
     "decoding_programs": "libtpu",
     "export_digits": "sklearn",
     "finetune_imported": "transformers",
     "gpu_programs": "jax_cuda13_plugin",
     "programs": "libtpu",
     "published_weights": "transformers",
-    "scaling": "libtpu",
 }
 SMALL = {
     "data.num_pairs": 200,

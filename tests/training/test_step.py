@@ -180,6 +180,16 @@ def test_update_that_ends_in_an_average_that_is_not_finite_changes_nothing():
     np.testing.assert_array_equal(state.ema["class_token"], np.full(3, -3e38, np.float32))
 
 
+def test_accelerators_take_the_sums_of_factored_moments_once():
+    mesh, tx, programs = make_mesh(1), optax.adafactor(0.1), []
+    state = fresh({"class_token": jnp.ones((128, 128))}, tx, mesh)
+    batch = put_batch(mesh, {"x": np.ones((1, 2, 128, 128), np.float32)})
+    for platform in ("cpu", "tpu"):
+        with compiling_for(Target(platform)):
+            programs.append(make_train_step(linear_loss, tx, mesh, seed=0).lower(state, batch).as_text())
+    assert programs[0].count("stablehlo.reduce(") == programs[1].count("stablehlo.reduce(") > 0
+
+
 @pytest.mark.skipif(
     jax.__version_info__ < (0, 12), reason="older XLA drops the barrier before it fuses; .ci/run has a newer"
 )
