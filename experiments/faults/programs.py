@@ -68,6 +68,7 @@ UPDATES = {
     "base_1": Update("transformer_base", "v5e:2x4", 1, 32, (256, 256), 32_000, {**FUSED, "model.num_layers": 1}),
     "big": Update("transformer_big", "v5e:2x4", 8, 16, (256, 256), 37_120),
     "t5_large": Update("t5_large", "v5p:2x2x2", 8, 8, (512, 128), 32_128),
+    "t5_3": Update("t5_large", "v5p-2", 1, 8, (512, 128), 32_128, {"model.num_layers": 3}),
     "scaled_base": Update("transformer_base", "v5p-8", 1, 32, (256, 256), 37_120),
     "scaled_big": Update("transformer_big", "v5p-8", 1, 32, (256, 256), 37_120),
     "nllb_600m": Update("transformer_big", "v6e:1x1", 1, 32, (128, 128), 256_206, NLLB),

@@ -45,6 +45,17 @@ def test_a_weight_gradient_leaves_its_product_in_float32_but_on_cpus(platform, d
     assert [product.dtype for product in products if product.shape == W.shape] == [dtype]
 
 
+@pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("gpu", "float32"), ("tpu", "bfloat16")])
+def test_scores_of_bfloat16_models_are_stored_in_float32_but_on_tpus(platform, dtype):
+    with compiling_for(Target(platform)):
+        program = jax.make_jaxpr(lambda *x: query_key_scores(*x))(
+            *(jnp.asarray(x, "bfloat16") for x in (QUERIES, KEYS))
+        )
+    products = [each.outvars[0].aval for each in equations(program.jaxpr) if each.primitive.name == "dot_general"]
+    assert [product.dtype for product in products] == [dtype]
+    assert program.out_avals[0].dtype == "float32"
+
+
 def test_a_bias_has_its_gradient_summed_in_float32():
     ones = jnp.ones((64, 64, 2), jnp.bfloat16)  # a sum in bfloat16 stands still at 256
     gradient = jax.grad(lambda b: add_bias(ones, b).astype(jnp.float32).sum())(jnp.zeros(2))
