@@ -113,8 +113,8 @@ def compile_peer(side: str, update: Update, mesh: Mesh) -> tuple[Figures, float]
     _, _, model = resolved(update)
     split, whole = NamedSharding(mesh, P(DATA)), NamedSharding(mesh, P())
     batch = {
-        side: jax.ShapeDtypeStruct((update.rows * mesh.size, length), jnp.int32, sharding=split)
-        for side, length in zip(("inputs", "targets"), update.lengths, strict=True)
+        name: jax.ShapeDtypeStruct((update.rows * mesh.size, length), jnp.int32, sharding=split)
+        for name, length in zip(("inputs", "targets"), update.lengths, strict=True)
         if length
     }
     example = f"{EXAMPLES.value}/{'wmt' if update.lengths[0] else 'lm1b'}" if side == "example" else None
@@ -129,7 +129,7 @@ def compile_peer(side: str, update: Update, mesh: Mesh) -> tuple[Figures, float]
 
 
 def row_of(update: Update, mesh: Mesh, found: Figures, predicted: float, chips: Topology) -> list[str]:
-    """Return the cells of a program, for which so many bytes of temporaries are predicted."""
+    """Return the cells of a program; `predicted` are bytes of temporaries."""
     work = work_of(*(np.full(update.rows, length) for length in update.lengths))
     useful, least = update_flops(resolved(update)[2], work), bound(found, chips)
     hidden, bare, blocking = overlap(found.program)
@@ -147,7 +147,7 @@ def row_of(update: Update, mesh: Mesh, found: Figures, predicted: float, chips: 
 
 
 def print_kernels(found: Iterable[Kernel], runs: int = 1) -> None:
-    """List as many kernels as --kernels asks for, with what they move in one of so many runs."""
+    """List as many kernels as --kernels asks for, with what they move in one of `runs` repetitions."""
     for kernel in itertools.islice(found, LARGEST.value):
         moved = f"{kernel.bytes / runs / 1e6:10,.1f} MB in {kernel.times / runs:5,.0f}"
         print(f"    {moved}  {kernel.makes:.60}  {kernel.source[-90:]}")

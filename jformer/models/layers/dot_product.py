@@ -37,8 +37,8 @@ def attend(
 ) -> tuple[Float[Array, "b t h u"], Float[Array, "b h t s"]]:
     """Attention: softmax(scale · q·k + bias)·v, and its weights before dropout (Vaswani et al. 2017, equation 1).
 
-    Each of the g heads of keys and values serves r neighbouring heads of queries (Ainslie et al. 2023). Scores and
-    softmax are float32. A query that sees no key gets finite, undefined weights.
+    Each of the g heads of keys and values serves r neighbouring heads of queries (Ainslie et al. 2023). Softmax is
+    float32, and on CPUs the scores. A query that sees no key gets finite, undefined weights.
 
     Args:
         q: of h heads.

@@ -127,7 +127,7 @@ def _scores_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array
 
 @gradient_by_hand(lambda q, k: (_scores(q, k), (q, k)), _scores_backward)
 def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -> Float[Array, "b g r t s"]:
-    """Multiply queries by keys, in their dtype, into float32, on TPUs through their dtype: half the bytes in HBM.
+    """Multiply queries by keys, in their dtype, into float32; on accelerators rounded to their dtype, half the bytes.
 
     The gradient is rounded to their dtype before it is multiplied, as those of projections are: autodiff would multiply
     it in float32, which most accelerators do many times slower.
@@ -151,5 +151,5 @@ def _softmax(scores: Array, dtype: str) -> Array:
 
 
 def _scores(q: Array, k: Array) -> Array:
-    stored = q.dtype if target().platform == "tpu" else jnp.float32
+    stored = jnp.float32 if target().platform == "cpu" else q.dtype
     return jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=stored).astype(jnp.float32)
