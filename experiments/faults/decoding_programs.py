@@ -63,8 +63,11 @@ def plain_search(c: ModelConfig, rows: int, chips: Topology) -> Figures:
         x = weights["table"][tokens] + weights["places"][place]
         for w, kept, read in zip(weights["layers"], cache, memory, strict=True):
             new = (jnp.einsum("bd,dhk->bhk", norm(x), w[name])[:, None] for name in "kv")
-            grown.append([jax.lax.dynamic_update_slice_in_dim(*both, place, 1) for both in zip(kept, new, strict=True)])
-            x += attend(x, w, *grown[-1], visible)
+            keys, values = (
+                jax.lax.dynamic_update_slice_in_dim(*both, place, 1) for both in zip(kept, new, strict=True)
+            )
+            x += attend(x, w, keys, values, visible)
+            grown.append([keys, values])
             x += attend(x, w["cross"], *read) if reads else 0
             x += jax.nn.relu(norm(x) @ w["up"]) @ w["down"]
         best = jnp.argmax(norm(x) @ weights["table"].T, axis=-1)

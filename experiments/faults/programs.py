@@ -162,7 +162,9 @@ def main(argv: Sequence[str]) -> None:
     for update in (UPDATES[name] for name in MODELS.value):
         for chips in map(open_topology, TOPOLOGIES.value or [update.topology]):
             print(f"\n{update.preset} on {chips.name}\n" + "".join(f"{head:>12}" for head in HEADS))
-            for fsdp, side in itertools.product(FSDPS.value or [min(update.fsdp, len(chips.devices))], SIDES.value):
+            for fsdp, side in itertools.product(
+                FSDPS.value or [f"{min(update.fsdp, len(chips.devices))}"], SIDES.value
+            ):
                 mesh = make_mesh(-1, int(fsdp), 1, chips.devices)
                 compiled = compile_ours(update, mesh) if side == "ours" else compile_peer(side, update, mesh)
                 print("".join(f"{cell:>12}" for cell in (side, *row_of(update, mesh, *compiled, chips))), flush=True)
