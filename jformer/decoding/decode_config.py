@@ -169,12 +169,16 @@ class DecodeConfig:
                 raise UserError(f"decode.{key}={getattr(self, key)} is read by decode.search='{readers}' only")
         if self.beam_size % self.beam_groups:
             raise UserError(f"decode.beam_groups={self.beam_groups} must divide decode.beam_size={self.beam_size}")
-        if self.rerank and (self.search == "mbr" or self.hypotheses < 2):
-            why = "which ranks by itself" if self.search == "mbr" else "with one candidate: raise beam_size or samples"
-            raise UserError(f"decode.rerank={self.rerank!r} with decode.search={self.search!r}, {why}")
+        if self.rerank and self.search == "mbr":
+            raise UserError(f"decode.rerank={self.rerank!r} with decode.search='mbr', which ranks by itself")
+        key, most = ("beam_size", self.beam_size) if self.search == "beam" else ("samples", self.samples)
+        if (self.rerank or self.search == "mbr") and most < 2:
+            asked = f"decode.rerank={self.rerank!r} with " if self.rerank else ""
+            raise UserError(
+                f"{asked}decode.search={self.search!r} has one candidate to choose from: raise decode.{key}"
+            )
         if self.search == "sample" and self.n_best > 1 and not self.rerank:
             raise UserError(f"decode.n_best={self.n_best}: decode.search='sample' has decode.samples outputs: set that")
-        key, most = ("beam_size", self.beam_size) if self.search == "beam" else ("samples", self.samples)
         if searched and self.search in SEARCHES and self.n_best > most:
             raise UserError(
                 f"decode.n_best={self.n_best} is more than decode.{key}={most}: lower it or raise the other"

@@ -377,8 +377,9 @@ COMBINATIONS = [
     ({"data.test": ("a", "a.b"), "evaluate.command": "c.py; b.py"}, "both write outputs/a.b.txt: rename the set"),
     (
         {"decode.beam_size": 1, "decode.rerank": "a", "evaluate.command": "a"},
-        "decode.search='beam', with one candidate: raise beam_size or samples",
+        "decode.rerank='a' with decode.search='beam' has one candidate to choose from: raise decode.beam_size",
     ),
+    ({"decode.search": "mbr"}, "decode.search='mbr' has one candidate to choose from: raise decode.samples"),
     (
         {"task": "classify", "model.family": "encoder", "model.head.pooling": "none", "data.source": "labelled"},
         "model.head.pooling='none' classifies each token: task='classify' needs one vector for each text",
