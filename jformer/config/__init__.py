@@ -142,5 +142,6 @@ def _typed(kind: Any, value: Any, key: str) -> Any:
         raise UserError(f"{key}={value} must be at most {LARGEST_FLOAT}, which float32 can hold")
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         whole = kind is int and type(value) is float and value.is_integer() and abs(value) < limit
-        raise UserError(f"{key}={value!r} must be {WANTED.get(kind, 'a list')}{f': {value:.0f}' if whole else ''}")
+        wanted = WANTED.get(kind, "a section of options" if dataclasses.is_dataclass(kind) else "a list")
+        raise UserError(f"{key}={value!r} must be {wanted}{f': {value:.0f}' if whole else ''}")
     return value

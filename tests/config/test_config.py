@@ -147,6 +147,12 @@ def test_values_of_another_type_are_refused_for_every_key(key):
         assert refused({key: value}).startswith(f"{shown} must be a ")
 
 
+def test_a_section_that_is_none_is_refused_as_such():
+    for given, shown in (({"model": "gpt2"}, "model='gpt2'"), ({"data": {"mixture": [3]}}, r"data.mixture\[0\]=3")):
+        with pytest.raises(UserError, match=f"^{shown} must be a section of options$"):
+            resolve(given)
+
+
 @pytest.mark.parametrize("value", ["0.1", True, None])
 def test_values_of_another_type_that_a_program_gives_are_refused_too(value):
     """`build_model(ModelConfig(dropout="0.1"))` is not read by `resolve`, which would look at types."""
