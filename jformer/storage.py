@@ -26,6 +26,10 @@ OF_A_RUN = {"checkpoints", "config.json", "metrics.jsonl", "results.json", "samp
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
 
+class UnwrittenError(UserError):
+    """A path could not be written; the same command may succeed later."""
+
+
 def run_path(text: str | os.PathLike[str]) -> Path:
     """Return the path of a run; ~ is the home directory. Raise UserError for an unsupported kind of storage."""
     if "://" in str(text) and not str(text).startswith(BUCKET):
@@ -156,12 +160,12 @@ def writing(path: os.PathLike[str]) -> Iterator[None]:
         raise unwritten(path, error) from error
 
 
-def unwritten(path: os.PathLike[str] | str, error: OSError) -> UserError:
-    """Return the UserError for a path that could not be written; NumPy's errors of a full disk have no errno."""
+def unwritten(path: os.PathLike[str] | str, error: OSError) -> UnwrittenError:
+    """Return the error for a path that could not be written; NumPy's errors of a full disk have no errno."""
     if error.errno in MISPLACED:
-        return UserError(f"{path}: {error.strerror}; move it away, or make it readable and writable")
+        return UnwrittenError(f"{path}: {error.strerror}; move it away, or make it readable and writable")
     reason = error.strerror or " ".join(str(error).split())
-    return UserError(f"{path}: could not be written ({reason}); free some space, then rerun the same command")
+    return UnwrittenError(f"{path}: could not be written ({reason}); free some space, then rerun the same command")
 
 
 def refusal(error: OSError) -> str:

@@ -34,7 +34,7 @@ from jformer.data.text import shown_unknown
 from jformer.data.tokenizers import Symbols, Tokenizer, subwords
 from jformer.errors import UserError
 from jformer.integrity import parse_object, seal
-from jformer.storage import replace_content, writing
+from jformer.storage import UnwrittenError, replace_content, writing
 
 BLOCK = 2**14  # pairs, less than a second of one core
 CHUNK = 2_048  # examples tokenized at a time
@@ -93,14 +93,14 @@ Shard = tuple[int, int]
 def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
     """Write the arrays of a split into a new folder, which appears only when it is complete.
 
-    Raises UserError for an invalid text, and for a full disk.
+    Raises UserError for an invalid text, and for a full disk, which keeps the blocks that were made.
     """
     try:
         count = encode_blocks(split, encoder, folder)
         with writing(folder):
             _join([_path(_blocks(folder), number) for number in range(count)], folder)
     except UserError as error:
-        if not isinstance(error, DamagedBlockError):
+        if not isinstance(error, DamagedBlockError | UnwrittenError):
             shutil.rmtree(_blocks(folder), ignore_errors=True)
         shutil.rmtree(folder.with_suffix(".new"), ignore_errors=True)
         raise

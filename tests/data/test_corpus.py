@@ -252,12 +252,14 @@ def test_a_text_that_cannot_be_read_leaves_no_cache_behind(tmp_path):
     assert len(open_corpus(Readings().split, DROPPING, str(tmp_path))) == 2
 
 
-def test_a_cache_that_has_no_room_is_one_line_and_leaves_nothing_behind(tmp_path):
+def test_a_cache_that_has_no_room_is_one_line_and_keeps_the_blocks_that_were_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "BLOCK", 16)
     pairs = [Pair("word " * 9, "Wort " * 9)] * 200
     encoder = dataclasses.replace(DROPPING, source=Side(BYTES, 90), target=Side(BYTES, 90))
-    with no_file_above(5_000), pytest.raises(UserError, match=r"could not be written \(.*\); free some space"):
+    with no_file_above(9_000), pytest.raises(UserError, match=r"could not be written \(.*\); free some space"):
         open_corpus(Readings(pairs).split, encoder, str(tmp_path))
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".lock", ".tmp"}
+    assert len(list(tmp_path.glob("*.tmp/*.npz"))) == 13
     assert len(open_corpus(Readings(pairs).split, encoder, str(tmp_path))) == 200
 
 
