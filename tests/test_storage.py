@@ -18,10 +18,13 @@ from jax.sharding import SingleDeviceSharding
 import jformer
 from jformer import integrity, main, storage
 from jformer.checkpoints.checkpoint import Checkpoints, open_run
+from jformer.config import resolve
 from jformer.data.corpus import open_corpus
 from jformer.data.sources.split import Split
 from jformer.errors import UserError
 from jformer.evaluation import records
+from jformer.storage import replace_content
+from jformer.tools.hf.write_model import StoredRun
 from jformer.tools.supervise import newest_checkpoint
 from jformer.training.lock import sole_trainer
 from jformer.training.record import JsonlWriter
@@ -148,6 +151,11 @@ def test_a_second_trainer_is_refused_on_this_machine(folder):
         pass
     with sole_trainer(inside):
         pass
+
+
+def test_an_imported_run_in_a_bucket_knows_what_it_was_imported_from(folder):
+    replace_content(run := epath.Path("gs://mine/imported") / "imported.json", b'{"model_type": "gpt2"}')
+    assert StoredRun(run.parent, resolve({}), ()).origin == {"model_type": "gpt2"}
 
 
 @pytest.mark.parametrize("place", ["s3://mine/a", "hf://mine/a", "http://mine/a"])

@@ -50,7 +50,7 @@ def both_logits(
     import transformers
 
     fields = read_json(directory / "config.json")
-    origin = read_json(Path(workdir) / ORIGIN, {}).get("model_type", "")  # config.json may lack it
+    origin = read_json(workdir / ORIGIN, {}).get("model_type", "")  # config.json may lack it
     model_type = fields.get("model_type")
     family = find_family(model_type, fields.get("architectures") or [], "" if model_type in FAMILIES else origin)
     config, (batch, _) = subject.model.config, subject.batch()

@@ -278,13 +278,10 @@ def read_tokenizers(
     Raises UserError if files do not match the model, lack a language, or prepare images differently from ours.
     """
     directory, family, fields, model = found.source.directory, found.family, found.fields, found.model
+    refuse_unread(texts, family)
     if family is VIT:
         assert answers is not None
         size = model.vision.image_size
-        if texts.tokenizer:
-            raise UserError(
-                f"--tokenizer={texts.tokenizer} is for models that read text, which {VIT.model_type} does not"
-            )
         steps = image_steps(vocabulary.read_json(directory / PIXELS, {}), size)
         return (ImageTokenizer((size, size, model.vision.channels), steps=steps), answers), []
     settings = {**fields, **vocabulary.read_json(directory / SETTINGS, {})}
@@ -311,6 +308,15 @@ def read_tokenizers(
             )
     notes = [f"the token {token!r}, which has no row" for token in read.without_row]
     return (sides["source"], answers or sides["target"]), notes
+
+
+def refuse_unread(texts: Texts, family: HfFamily) -> None:
+    """Raise UserError for an option about texts that a family does not read."""
+    languages, all_texts = vocabulary.LANGUAGES, tuple(name for name in FAMILIES if name != VIT.model_type)
+    readers = {"source_language": languages, "target_language": languages, "do_lower_case": vocabulary.WORDPIECE}
+    for option, value in dataclasses.asdict(texts).items():
+        if value not in ("", None) and family.model_type not in (known := readers.get(option, all_texts)):
+            raise UserError(f"--{option}={value} is for {', '.join(known)}, not {family.model_type}: leave it out")
 
 
 def refuse_foreign_symbols(directory: Path, symbols: Symbols, rows: int) -> None:

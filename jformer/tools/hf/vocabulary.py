@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from etils.epath import Path as AnyPath
+
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
 from jformer.data.tokenizers.symbols import Symbols
@@ -78,8 +80,6 @@ class TokenizerFiles:
         self.config = {**named, **read_json(directory / SPECIALS, {}), **read_json(directory / CONFIG, {})}
         self.without_row, self.lowercase = list[str](), lowercase
         known = [FAST, *([WORDS] if model_type in WORDPIECE else [MERGES] if model_type in BYTE_LEVEL else [])]
-        if model_type not in WORDPIECE and lowercase is not None:
-            raise UserError(f"--do_lower_case is for {' and '.join(WORDPIECE)}; {model_type} has no such setting")
         self.file = next((directory / name for name in known if (directory / name).is_file()), None)
         self.fast = self.file is not None
         if not self.fast and not (model_type in PIECES and (directory / PIECES[model_type][0]).is_file()):
@@ -393,7 +393,7 @@ def read_labels(fields: Fields, classes: int) -> list[str]:
     return ordered
 
 
-def read_json(path: Path, otherwise: dict[str, Any] | None = None) -> dict[str, Any]:
+def read_json(path: Path | AnyPath, otherwise: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the JSON object in a file, or `otherwise` if there is no file. Raise UserError for an invalid file."""
     if otherwise is not None and not path.is_file():
         return otherwise

@@ -62,7 +62,7 @@ class StoredRun:
     def origin(self) -> dict[str, Any]:
         """What import recorded about it, or about the run that it started from; {} if neither was imported."""
         start = self.config.train.init_from
-        places = [Path(self.path), *([Path(run_path(start))] if start else [])]
+        places = [self.path, *([run_path(start)] if start else [])]
         return next((vocabulary.read_json(place / ORIGIN) for place in places if (place / ORIGIN).is_file()), {})
 
     def copy_origin(self, target: AnyPath) -> None:

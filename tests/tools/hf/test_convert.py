@@ -160,7 +160,8 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(model_dir, tmp_p
     (["--model_type=bert"], {}, "--model_type=bert, and config.json has model_type='t5': leave the option out"),
     (["--model_type=t5"], {"model_type": "my-t5", "architectures": ["MyT5"]}, ""),
     (["--model_type=t5"], {"model_type": None, "architectures": None}, ""),
-    (["--do_lower_case=true"], {}, "--do_lower_case is for bert and distilbert; t5 has no such setting"),
+    (["--do_lower_case=true"], {}, "--do_lower_case=True is for bert, distilbert, not t5: leave it out"),
+    (["--source_language=de"], {}, "--source_language=de is for mbart, m2m_100, not t5: leave it out"),
 ])  # fmt: skip
 def test_an_option_names_the_family_that_config_json_does_not(model_dir, tmp_path, capsys, flags, fields, says):
     edit(model_dir / "config.json", **fields)
