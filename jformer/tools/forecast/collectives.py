@@ -38,7 +38,6 @@ class Collective(NamedTuple):
     devices: int  # in a group
     times: int  # in one run of the program, at most
     bytes: int  # of the whole array of a device, before scattering or after gathering; of all runs together
-    largest: int  # bytes of the largest
     slices: int = 1  # that the devices of a group are spread over; see `mesh.slices_of`
     overlaps: tuple[Overlap, ...] = ()  # not known of TPUs
 
@@ -74,28 +73,19 @@ def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | 
 
     `slices` is the number of each device's slice, in the order of the mesh, if there are several.
     """
-    found: dict[tuple[Any, ...], tuple[int, int, int, tuple[Overlap, ...]]] = {}
+    found: dict[tuple[Any, ...], tuple[int, int, tuple[Overlap, ...]]] = {}
     for (kind, name, instruction), (times, size) in instances(program).items():
         axes, devices = groups_of(instruction, mesh)
         spread = 1 if slices is None else _spread(slices[device_groups(instruction.attributes, slices.size)])
         if devices > 1:
             key = kind, axes, devices, spread
-            count, total, largest, overlaps = found.get(key, (0, 0, 0, ()))
+            count, total, overlaps = found.get(key, (0, 0, ()))
             during = costs(program, name, _kernels_during(program.computations[name], instruction))
             overlap = Overlap(times * size, *(times * cost for cost in during))
-            found[key] = count + times, total + times * size, max(largest, size), (*overlaps, overlap)
+            found[key] = count + times, total + times * size, (*overlaps, overlap)
     listed = [
-        Collective(
-            kind=kind,
-            axes=axes,
-            devices=devices,
-            times=times,
-            bytes=total,
-            largest=largest,
-            slices=spread,
-            overlaps=tuple(overlap for overlap in overlaps if overlap.flops or overlap.traffic),
-        )
-        for (kind, axes, devices, spread), (times, total, largest, overlaps) in found.items()
+        Collective(kind, axes, devices, times, total, spread, tuple(each for each in overlaps if any(each[1:])))
+        for (kind, axes, devices, spread), (times, total, overlaps) in found.items()
     ]
     return sorted(listed, key=lambda each: (-each.crossing, -each.sent))
 

@@ -171,8 +171,4 @@ def _compile(lowered: jax.stages.Lowered, mesh: Mesh) -> jax.stages.Compiled:
     """Compile without warnings: JAX caches programs for absent devices, but cannot load them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-        return lowered.compile(compiler_options(_platform(mesh)))
-
-
-def _platform(mesh: Mesh) -> str:
-    return mesh.devices.flat[0].platform
+        return lowered.compile(compiler_options(mesh.devices.flat[0].platform))

@@ -158,18 +158,13 @@ def _product(computation: Computation, each: Instruction) -> int:
         found = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\s*\[)([^\]}]*)', each.attributes)
         return 2 * math.prod(out) * math.prod(left[int(axis)] for axis in re.findall(r"\d+", found[1] if found else ""))
     inputs, kernels, outputs = re.split(r"_|->", each.attribute("dim_labels"))
-    window = dict(part.split("=") for part in re.findall(r"\w+=[\dx_]+", _window(each)))
+    window = dict(re.findall(r"(\w+)=([\dx_]+)", each.attributes.partition("window={")[2].partition("}")[0]))
     pairs = 1
     for axis, size in enumerate(part for part in window.get("size", "").split("x") if part):
         at = str(axis)
         options = {key: values.split("x")[axis] for key, values in window.items()}
         pairs *= _pairs(left[inputs.index(at)], int(size), out[outputs.index(at)], options)
     return 2 * out[outputs.index("b")] * out[outputs.index("f")] * right[kernels.index("i")] * pairs
-
-
-def _window(each: Instruction) -> str:
-    found = re.search(r"window=\{([^}]*)\}", each.attributes)
-    return found[1] if found else ""
 
 
 def _pairs(inputs: int, size: int, outputs: int, options: Mapping[str, str]) -> int:

@@ -206,11 +206,7 @@ def compiler_options(platform: str) -> dict[str, str | bool | int]:
     cuda = nvidia_folders("cu13", "nvvm/libdevice") + nvidia_folders("cuda_nvcc", "nvvm/libdevice")
     if platform != "gpu" or not cuda:
         return {}
-    return {
-        "xla_gpu_autotune_level": 0,
-        "xla_gpu_cuda_data_dir": str(cuda[0]),
-        "xla_gpu_enable_triton_gemm": False,
-    }
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_cuda_data_dir": str(cuda[0]), "xla_gpu_enable_triton_gemm": False}
 
 
 def nvidia_folders(package: str, content: str) -> list[Path]:

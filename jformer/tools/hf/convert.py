@@ -16,14 +16,7 @@ from jformer.checkpoints.reading import first_line
 from jformer.checkpoints.weights import abstract_params, write_run
 from jformer.config import default_config, resolve
 from jformer.config.options import Config
-from jformer.data.tokenizers import (
-    NUM_SYMBOLS,
-    ImageTokenizer,
-    LabelTokenizer,
-    NumberTokenizer,
-    Symbols,
-    Tokenizer,
-)
+from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, LabelTokenizer, NumberTokenizer, Symbols, Tokenizer
 from jformer.data.tokenizers.lists import label_set
 from jformer.errors import UserError, check_choice
 from jformer.models import ModelConfig, build_model

@@ -18,17 +18,12 @@ from jformer.tools.hf.tensors import Tensors
 SHOWN = 8  # mismatches in an error
 
 
-def as_it_is(array: np.ndarray) -> np.ndarray:
-    """Return the array."""
-    return array
-
-
 class Entry(NamedTuple):
     """Where one of our parameters, or one layer of it, is in theirs."""
 
     theirs: str
-    read: Callable[[np.ndarray], np.ndarray] = as_it_is
-    write: Callable[[np.ndarray], np.ndarray] = as_it_is
+    read: Callable[[np.ndarray], np.ndarray] = np.asarray
+    write: Callable[[np.ndarray], np.ndarray] = np.asarray
     part: int = 0  # which of `parts` parameters of ours that theirs concatenates along the last axis
     parts: int = 1
     otherwise: str = ""  # the name to read if `theirs` is missing

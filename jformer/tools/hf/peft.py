@@ -32,16 +32,7 @@ from jformer.parallel.mesh import make_mesh
 from jformer.storage import new_directory
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
-from jformer.tools.hf.convert import (
-    FIELDS,
-    LABELLED,
-    explained,
-    make_config,
-    read_answers,
-    read_model,
-    renamed,
-    sized,
-)
+from jformer.tools.hf.convert import FIELDS, LABELLED, explained, make_config, read_answers, read_model, renamed, sized
 from jformer.tools.hf.families import Fields, HfFamily, table_of
 from jformer.tools.hf.name_tables import Entry, Table
 from jformer.tools.hf.write_model import express, in_units, read_run

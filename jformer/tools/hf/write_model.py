@@ -24,17 +24,7 @@ from jformer.storage import new_directory, replace_content, run_path
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import learned, tensors, vocabulary
 from jformer.tools.hf import name_tables as tables
-from jformer.tools.hf.convert import (
-    BIAS,
-    FAMILIES,
-    FIELDS,
-    LABELLED,
-    ORIGIN,
-    PIXELS,
-    SETTINGS,
-    not_carried,
-    sized,
-)
+from jformer.tools.hf.convert import BIAS, FAMILIES, FIELDS, LABELLED, ORIGIN, PIXELS, SETTINGS, not_carried, sized
 from jformer.tools.hf.families import LOGITS_BIAS, HfFamily, architecture, config_fields, is_bare, table_of
 from jformer.tools.hf.sentence_modules import write_modules
 from jformer.tools.hf.vit import PIXEL_SCALE, VIT, pixel_fields, pixel_scale

@@ -198,8 +198,4 @@ def map_data(positions: Positions) -> dict[str, Any]:
     """Return a table for the page, a byte for each number: 128 is zero, 1 and 255 are the largest magnitudes."""
     most = float(np.abs(positions.values).max(initial=0)) or 1.0
     steps = np.round(positions.values / most * 127) + 128
-    return {
-        **positions._asdict(),
-        "most": most,
-        "values": base64.b64encode(steps.astype(np.uint8).tobytes()).decode(),
-    }
+    return {**positions._asdict(), "most": most, "values": base64.b64encode(steps.astype(np.uint8).tobytes()).decode()}

@@ -89,12 +89,7 @@ def build_app(engine: Engine, limits: Limits, access: Access, adapters: Mapping[
             thread.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
-        title="jformer",
-        version=version("jformer"),
-        lifespan=running,
-        docs_url=None,
-        redoc_url=None,
-        responses=REFUSED,
+        title="jformer", version=version("jformer"), lifespan=running, docs_url=None, redoc_url=None, responses=REFUSED
     )
     _add_answers(app, engine, works)
 

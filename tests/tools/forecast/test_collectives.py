@@ -107,9 +107,9 @@ def test_what_a_tpu_hides_in_fusions_counts_once_and_by_its_name():
     found = collectives(hlo.parse(ASYNC), {"data": 4, "fsdp": 4, "tensor": 1})
     size = 16 * 256
     assert found == [
-        Collective("collective-permute", ("data",), 2, 1, 4 * size, 4 * size),
-        Collective("reduce-scatter", ("fsdp",), 4, 1, 4 * size, 4 * size),
-        Collective("all-gather", ("fsdp",), 4, 1, 2 * size, 2 * size),
+        Collective("collective-permute", ("data",), 2, 1, 4 * size),
+        Collective("reduce-scatter", ("fsdp",), 4, 1, 4 * size),
+        Collective("all-gather", ("fsdp",), 4, 1, 2 * size),
     ]
     assert [each.sent for each in found] == [4 * size, 3 * size, 1.5 * size]
 
@@ -152,10 +152,10 @@ def test_collectives_of_a_compiled_program_with_their_axes_and_bytes():
     x = jnp.ones((16, 8))
     found = compiled(body, make_mesh(2, 2, 2), P(("data", "fsdp")), P(), x)
     part = x.nbytes // 4
-    assert found["all-reduce"] == Collective("all-reduce", ("data",), 2, 1, part, part)
-    assert found["all-gather"] == Collective("all-gather", ("fsdp",), 2, 1, 2 * part, 2 * part)
-    assert found["collective-permute"] == Collective("collective-permute", ("tensor",), 2, 1, part, part)
-    assert found["reduce-scatter"] == Collective("reduce-scatter", ("data", "tensor"), 4, 1, 2 * part, 2 * part)
+    assert found["all-reduce"] == Collective("all-reduce", ("data",), 2, 1, part)
+    assert found["all-gather"] == Collective("all-gather", ("fsdp",), 2, 1, 2 * part)
+    assert found["collective-permute"] == Collective("collective-permute", ("tensor",), 2, 1, part)
+    assert found["reduce-scatter"] == Collective("reduce-scatter", ("data", "tensor"), 4, 1, 2 * part)
     assert found["all-reduce"].sent == part
     assert found["reduce-scatter"].sent == 2 * part * 3 / 4
 
@@ -165,4 +165,4 @@ def test_collectives_in_a_loop_count_every_time():
         return lax.scan(lambda x, w: (lax.psum(x * w, "data") / 4, None), x, ws)[0]
 
     found = compiled(body, make_mesh(4), (P(), P()), P(), np.ones(32, np.float32), np.ones((5, 32), np.float32))
-    assert found["all-reduce"] == Collective("all-reduce", ("data",), 4, 5, 5 * 128, 128)
+    assert found["all-reduce"] == Collective("all-reduce", ("data",), 4, 5, 5 * 128)

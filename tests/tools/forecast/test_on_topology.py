@@ -213,7 +213,7 @@ def test_the_mesh_is_filled_up_and_estimates_follow_it():
 @pytest.mark.slow
 def test_the_bound_is_the_longest_of_three_times_or_their_sum():
     chips = Topology("v5e:2x2", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["device_kind"])("TPU v5 lite")])
-    gather = Collective("all-gather", ("fsdp",), 4, 1, int(4 / 3 * 200e9), 0)
+    gather = Collective("all-gather", ("fsdp",), 4, 1, int(4 / 3 * 200e9))
     least = bound(Figures(0, 0, 0, 0, 2 * 197e12, 3 * 819e9, [gather]), chips)
     assert least == pytest.approx((2.0, 3.0, 1.0))
     assert (least.overlapped, least.apart) == pytest.approx((3.0, 6.0))
@@ -223,7 +223,7 @@ def test_the_bound_is_the_longest_of_three_times_or_their_sum():
     ("devices", "machines", "seconds"), [(8, 1, 7 / 4), (8, 2, 9 / 4), (2, 2, 9.0)], ids=["inside", "shared", "alone"]
 )
 def test_gpus_of_a_machine_share_what_a_group_sends_to_other_machines(devices, machines, seconds):
-    gathered = Collective("all-gather", ("data",), devices, 1, int(900e9), 0, machines)
+    gathered = Collective("all-gather", ("data",), devices, 1, int(900e9), machines)
     chips = Topology("h100:4x2", GPUS["h100"], [dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100")])
     least = bound(Figures(0, 0, 0, 0, 989.4e12, 0, [gathered]), chips, "float32")
     assert (least.network, least.products) == pytest.approx((seconds, 2.0))
