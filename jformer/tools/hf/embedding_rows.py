@@ -53,6 +53,7 @@ def prune(workdir: str, new: str, texts: Sequence[Path], targets: Sequence[Path]
     if task != "translate" and targets:
         raise UserError(f"--target is for task='translate', and {workdir} has task={task!r}: leave it out")
     used = {*_used(task, source, texts), *_used(task, answer, targets or texts)}
+    used |= {i for i, token in enumerate(answer.tokens) if token in run.config.decode.only}  # () would allow all
     kept = sorted({i for i in (*used, *_special(source), *_special(answer)) if 0 <= i < source.vocab_size})
     written = {answer.tokens[i] for i in kept}
     decode = {key: [word for word in getattr(run.config.decode, key) if word in written] for key in ("forbid", "only")}

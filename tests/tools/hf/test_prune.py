@@ -151,6 +151,13 @@ def test_entries_that_are_forbidden_go_with_their_rows(runs):
     assert not forbidden or (forbidden, left) == (("h", "z"), ("h",))
 
 
+def test_entries_that_alone_may_be_written_stay(tmp_path, monkeypatch):
+    monkeypatch.setitem(small_runs.DECODE, "only", ("z",))
+    run, text = small_runs.bart(tmp_path / "run"), write_lines(tmp_path / "text", LINES)
+    prune(str(run), str(tmp_path / "pruned"), [text], [text])
+    assert load_config(tmp_path / "pruned" / "config.json").decode.only == ("z",)
+
+
 def test_languages_that_no_text_names_stay(runs):
     before, after = (load_tokenizers(each / "tokenizer")[0].tokens for each in runs[:2])
     assert {"fra_Latn", "<mask>", "[MASK]"} & {*before} == {"fra_Latn", "<mask>", "[MASK]"} & {*after}
