@@ -84,7 +84,15 @@ def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | 
             overlap = Overlap(times * size, *(times * cost for cost in during))
             found[key] = count + times, total + times * size, (*overlaps, overlap)
     listed = [
-        Collective(kind, axes, devices, times, total, spread, tuple(each for each in overlaps if any(each[1:])))
+        Collective(
+            kind=kind,
+            axes=axes,
+            devices=devices,
+            times=times,
+            bytes=total,
+            slices=spread,
+            overlaps=tuple(overlap for overlap in overlaps if overlap.flops or overlap.traffic),
+        )
         for (kind, axes, devices, spread), (times, total, overlaps) in found.items()
     ]
     return sorted(listed, key=lambda each: (-each.crossing, -each.sent))
