@@ -103,6 +103,17 @@ FORMATS = {
     "explore": ("html", "png", "svg"),
     "embed": ("jsonl", "npy", "safetensors"),
 }
+READ_BY = {  # flags of some modes alone
+    "input": ("predict", "score", "embed", "explore"),
+    "output": ("evaluate", "export", *ONE_FILE),
+    "resume": ("predict", "score", "embed"),
+    "shard": ("prepare",),
+    "against": ("verify",),
+    "activations": ("predict",),
+    "watch": ("report",),
+    **dict.fromkeys(("host", "port", "adapters"), ("serve",)),
+    **dict.fromkeys(("topology", "price"), ("describe",)),
+}
 WORTH_KEEPING = 0.05  # seconds of compilation
 
 
@@ -385,17 +396,18 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
         raise UserError("--workdir is missing: name the directory of the run")
     if options.format and options.format not in FORMATS.get(options.mode, ()):
         raise UserError(f"--format={options.format} is not written by --mode={options.mode}; see --help")
-    if options.against and options.mode != "verify":
-        raise UserError(f"--against={options.against} is for --mode=verify; see --help")
-    if options["shard"].present and options.mode != "prepare":
-        raise UserError(f"--shard={options.shard} is for --mode=prepare; see --help")
+    for name, modes in READ_BY.items():
+        if options[name].present and options.mode not in modes:
+            raise UserError(
+                f"--mode={options.mode} does not read --{name}, which is for {', '.join(modes)}; see --help"
+            )
     share = re.fullmatch(r"(\d+)/(\d+)", options.shard, re.ASCII)
     if not share or int(share[1]) >= int(share[2]):
         raise UserError(f"--shard={options.shard} is not I/N with I from 0 to N - 1, such as 0/16")
-    if options.adapters and options.mode != "serve":
-        raise UserError(f"--adapters={','.join(options.adapters)} is for --mode=serve; elsewhere --workdir names one")
-    if options.activations and (options.mode != "predict" or options.resume):
-        raise UserError("--activations are written by --mode=predict, without --resume; see --help")
+    if options.activations and options.resume:
+        raise UserError("--activations are written without --resume; see --help")
+    if options["price"].present and not options.topology:
+        raise UserError("--price needs --topology; see --help")
     if options.mode == "export" and (not options.format or options.output == "-"):
         raise UserError("--mode=export needs --format and a folder as --output; see --help")
     return options, overrides
