@@ -148,7 +148,8 @@ def test_eight_devices_give_the_gradient_of_one_with_dropout_on(config):
     (expected, one), (got, eight) = found
     assert abs(float(eight["loss"].total) / float(one["loss"].total) - 1) < 1e-6
     difference = jax.tree.map(np.subtract, got, expected)
-    assert float(optax.tree.norm(difference) / optax.tree.norm(expected)) < 1e-6
+    # T5 does not scale scores: drawn as widely as others, they round by more than in a run.
+    assert float(optax.tree.norm(difference) / optax.tree.norm(expected)) < 2e-6
 
 
 def adam(leaves, rate=5e-3):

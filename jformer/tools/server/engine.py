@@ -174,7 +174,7 @@ class Engine:
         for length in WARM_LENGTHS:
             text = tokenizer.decode([NUM_SYMBOLS + i % (tokenizer.vocab_size - NUM_SYMBOLS) for i in range(length)])
             line = " ".join(text.split())
-            asked = {ROUTES[SPAN]: joined_text(line, line), ROUTES[MASKS]: line + mask_of(tokenizer)[1]}
+            asked = {ROUTES[SPAN]: joined_text(line, line), ROUTES[MASKS]: f"{mask_of(tokenizer)[1]} {line}"}
             for count in (*FEW, SMALL_BATCH + 1):
                 self.predictor.generate([asked.get(self.route, line)] * count)
         self.predictor.forget()
