@@ -16,7 +16,7 @@ FIELDS = {"num_layers": 1, "d_model": 16, "recurrent": FEEDING}
 @pytest.fixture(scope="module")
 def workdirs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    return [write_run(root / str(seed), FIELDS, seed) for seed in (0, 5)]
+    return [write_run(root / str(seed), FIELDS, seed) for seed in (57, 5)]
 
 
 @pytest.fixture(scope="module")

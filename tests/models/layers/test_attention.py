@@ -1,7 +1,6 @@
 """Attention: worked examples to the digit, agreement of the two kernels, and dropout of weights."""
 
 import functools
-from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -9,16 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.decoding.search import repeat_rows
-from jformer.models import ModelConfig, build_model
+from jformer.models import ModelConfig
 from jformer.models.layers.attention import Attention
 from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, attend_few_queries
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import query_key_scores
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
-from jformer.parallel.backend import Target, compiling_for
-from tests.conftest import TINY, make_batch
-from tests.models.reference import random_params
 
 
 def everything(rows, keys):
@@ -158,29 +153,3 @@ def test_dropped_weights_of_a_row_ignore_its_neighbours():
 
     np.testing.assert_allclose(output(2, 0), output(0, 1, 2)[[2, 0]], atol=1e-6)
     assert np.abs(output(0) - output(0, rate=0.0)).max() > 0.1
-
-
-@pytest.mark.slow
-def test_the_kernel_of_another_platform_gives_the_same_output(monkeypatch):
-    """Full pass and cached step, with a bias for positions, grouped heads, padding and two beams for each sentence."""
-    model = build_model(ModelConfig(**TINY, positions="relative", num_kv_heads=2))
-    params, batch = random_params(model), make_batch([7, 5], [6, 4])
-    kernel = mock.Mock(wraps=jax.nn.dot_product_attention)
-    monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
-
-    def outputs(platform):
-        def both(params, batch):
-            apply = functools.partial(model.apply, {"params": params})
-            cache = repeat_rows(apply(apply(batch, method="encode"), 2, 12, method="start"), 2)
-            tokens, valid = jnp.tile(batch["target_in"][:, :3], (2, 1)), jnp.ones((4, 3), bool)
-            return apply(batch, method="hidden"), apply(cache, tokens, valid, method="extend")[0]
-
-        with compiling_for(Target(platform)):
-            full, cached = jax.jit(both)(params, batch)
-        return np.asarray(full)[batch["target_segments"] > 0], np.asarray(cached)
-
-    ours = outputs("cpu")
-    assert not kernel.called
-    for own, other in zip(ours, outputs("gpu"), strict=True):
-        np.testing.assert_allclose(other, own, atol=1e-5 * np.abs(own).max())
-    assert kernel.called
