@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from jformer import plugins, testing
+from jformer import testing
 from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split
@@ -18,7 +18,6 @@ from jformer.tasks.build import TASKS
 from jformer.tasks.sums import Sum
 from jformer.tasks.task import own_loss, token_loss
 from jformer.training.optim import OPTIMIZERS, SCHEDULES
-from tests.blocks import Reader, blocks
 from tests.slow import slow_but
 from tests.tasks.conftest import PAIRS, TEXTS, make_task
 
@@ -27,15 +26,6 @@ FAMILIES = {
     "prefix_lm": "decoder",
     **dict.fromkeys(("classify", "tag", "qa", "mlm", "embed"), "encoder"),
 }
-
-
-@pytest.mark.slow  # tests/test_blocks.py runs the same blocks, and those of bash
-def test_every_block_of_python_of_the_page_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(plugins, "_allowed", set())
-    reader = Reader(tmp_path, tmp_path)
-    for block in blocks("docs/parts.md"):
-        if block.language == "python":
-            reader.run(block, whole=True)
 
 
 @pytest.mark.parametrize("name", ["copy", "reverse", "sort"])

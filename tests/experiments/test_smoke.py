@@ -25,7 +25,6 @@ ARGUMENTS = {  # what a command cannot do without
     "captions": ["--workdir={folder}/runs"],
     "export_digits": ["--output={folder}/digits"],
     "export_scenes": ["--output={folder}/scenes"],
-    "finetune_imported": ["--data={folder}", "--workdir={folder}/runs"],
     "generated_labels": ["--workdir={folder}/runs"],
     "gradient_norms": ["--output={folder}"],
     "grokking": ["--workdir={folder}", "--output={folder}/accuracy.png"],
@@ -42,7 +41,6 @@ ARGUMENTS = {  # what a command cannot do without
 NEEDS = {
     "decoding_programs": "libtpu",
     "export_digits": "sklearn",
-    "finetune_imported": "transformers",
     "gpu_programs": "jax_cuda13_plugin",
     "programs": "libtpu",
     "published_weights": "transformers",
