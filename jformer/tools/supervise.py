@@ -13,6 +13,7 @@ the devices are theirs.
 
 import argparse
 import contextlib
+import itertools
 import os
 import shlex
 import signal
@@ -153,9 +154,12 @@ def is_part(options: argparse.Namespace) -> bool:
 
 def flag(arguments: Sequence[str], name: str) -> str:
     """Return the value of a flag of jformer.main, "true" for one without a value; "" if it is not given."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{name}", f"-{name}", dest="value", nargs="?", const="true", default="")
-    return str(parser.parse_known_args([*arguments])[0].value)
+    found = ""  # argparse would take an argument with a space in it for a value
+    for argument, following in itertools.pairwise([*arguments, "-"]):
+        given, equals, value = argument.partition("=")
+        if given in (f"--{name}", f"-{name}"):
+            found = value if equals else "true" if following.startswith("-") else following
+    return found
 
 
 def start(options: argparse.Namespace, logs: Sequence[int]) -> list[subprocess.Popen[bytes]]:

@@ -83,4 +83,4 @@ def test_the_page_is_used_by_keyboard(predictor):
         tab.keyboard.press("Enter")  # to take the least likely of them
         tab.wait_for_function(STARTS, arg=prefix)
         tab.wait_for_function("() => document.activeElement.getAttribute('aria-pressed') === 'true'")
-        assert tab.inner_text('#tokens button[aria-pressed="true"]') == prefix[-1]
+        assert tab.inner_text('#tokens button[aria-pressed="true"]') == prefix[-1].replace(" ", "␣")
