@@ -48,7 +48,7 @@ NOT_RUN = {  # page → what a block contains → why it is not run here
         "--topology=h100:8": COMPILER,
         "JFORMER_ZONE": ELSEWHERE,
         "launch.sh slurm": ELSEWHERE,
-        "launch.sh all": ELSEWHERE,
+        "launch.sh all --hosts": ELSEWHERE,
         "--coordinator=HOST0": ELSEWHERE,
         "launch.sh local": ELSEWHERE,
     },
