@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.visualization.matplotlib import plot_parallel_coordinate
 
 from jformer.config.options import flatten
 from jformer.evaluation.statistics import estimate
@@ -83,6 +82,9 @@ def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) ->
 
 def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
     """Draw parallel coordinates, by Optuna: an axis for the metric and each key, a line for each trial of a search."""
+    from matplotlib import pyplot  # takes half a second, which workers need not wait for
+    from optuna.visualization.matplotlib import plot_parallel_coordinate
+
     values: defaultdict[str, list[Any]] = defaultdict(list)
     for trial in done:
         for key, value in trial.overrides.items():
@@ -99,10 +101,13 @@ def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
         params = {key: value if key in numbers else _escaped(value) for key, value in trial.overrides.items()}
         own, value = {key: axes[key] for key in params}, trial.metrics[experiment.metric]
         study.add_trial(optuna.create_trial(params=params, distributions=own, value=value))
+    pyplot.switch_backend("agg")  # Optuna draws by pyplot, which would open windows and keep its figures
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        drawn = plot_parallel_coordinate(study, target_name=experiment.metric)
-    return plots.as_png(cast("Figure", drawn.figure))
+        figure = cast("Figure", plot_parallel_coordinate(study, target_name=experiment.metric).figure)
+    picture = plots.as_png(figure)
+    pyplot.close(figure)
+    return picture
 
 
 def _escaped(value: object) -> str:

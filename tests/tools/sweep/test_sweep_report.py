@@ -6,6 +6,7 @@ import re
 import urllib.parse
 
 import pytest
+from matplotlib import pyplot
 from scipy import stats
 
 from jformer.errors import UserError
@@ -236,6 +237,7 @@ def test_a_search_shows_its_best_trials_and_draws_all(sweep, goal, sign):
     assert lines[0] == ["trial", "learning_rate", "norm", "warmup", "valid/loss", "seconds"]
     assert lines[1][1:] == ["1.35", "pre", "-", "2", "30"]
     assert len(lines) == 11
+    assert not pyplot.get_fignums()  # which pyplot would keep for every report
     written = ["curves.png", "index.html", "parallel.png", "results.csv"]
     assert sorted(path.name for path in (workdir / "report").iterdir()) == written
 
