@@ -196,7 +196,7 @@ class TrainingLog:
             "split": "train",
             **summarize(add_up([nothing, *(update.sums for update in applied)])),
             "grad_norm": max((float(update.grad_norm) for update in applied), default=math.nan),
-            "learning_rate": float(self._schedule(step - 1 - int(last.skipped))),
+            "learning_rate": float(self._schedule(max(0, step - 1 - int(last.skipped)))),
             **self._speed(seconds),
             "data_wait": self._waited / seconds,
             "seconds_per_update": seconds / len(fetched),

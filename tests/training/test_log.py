@@ -42,7 +42,8 @@ def explain(state, update):
 
 
 def opened(folder, config=None):
-    return TrainingLog(folder, config or resolve({}), Progress(), lambda step: 0.1, Cost(lambda work: 1, 1.0), explain)
+    schedule, cost = (lambda step: 0.1 * (step + 1) ** -0.5), Cost(lambda work: 1, 1.0)
+    return TrainingLog(folder, config or resolve({}), Progress(), schedule, cost, explain)
 
 
 def test_time_of_compiling_does_not_count_as_training(tmp_path):
@@ -108,6 +109,13 @@ def test_what_is_not_finite_is_looked_for_at_the_first_update_that_is_skipped_an
         for step, in_row in enumerate([0, 1, 0, 1, 2, 0, 0, 1, 2, 3, 4, 5], start=1):
             collect(log, step, in_row)
     assert re.findall(r"what is not finite in (\d+)", capfd.readouterr().err) == ["2", "8"]
+
+
+def test_a_row_of_skipped_updates_alone_has_the_first_rate(tmp_path):
+    with opened(tmp_path) as log:
+        collect(log, 1, skipped_in_row=1)
+        log.flush(1)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["learning_rate"] == 0.1
 
 
 def test_skipped_updates_that_are_allowed_write_no_row_of_their_own(tmp_path):
