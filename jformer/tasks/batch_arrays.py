@@ -50,11 +50,13 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
             row[: len(each)] = each
         lengths = np.array([*map(len, given)])[:, None]
         real = (ids != PAD if hasattr(given, "shape") else np.arange(ids.shape[1]) < lengths).astype(np.int32)
-        made |= {f"{side}_segments": real, f"{side}_positions": real * np.arange(ids.shape[1], dtype=np.int32)}
+        positions = real * np.arange(ids.shape[1], dtype=np.int32)
+        made |= {f"{side}_segments": real, f"{side}_positions": positions}
         if side == "source":
             made |= {"source": ids, "source_types": np.zeros_like(ids)}
         else:
-            read = np.where(made["target_positions"] == 0, bos, np.roll(ids, 1, axis=1)).astype(np.int32)
+            begins = np.asarray(arrays.get("target_positions", positions)) == 0
+            read = np.where(begins, bos, np.roll(ids, 1, axis=1)).astype(np.int32)
             made |= {"target_in": read, "target_out": ids, "weights": real.astype(np.float32)}
     if "target_out" in arrays:
         made["weights"] = np.ones(np.shape(arrays["target_out"]), np.float32)
@@ -65,7 +67,7 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
             f"a batch of {', '.join(f'{name}: {count} rows' for name, count in rows.items())}: give all the same number"
         )
     made.setdefault("row", np.arange(next(iter(rows.values()), 0), dtype=np.int32))
-    return cast(Batch, jax.tree.map(jnp.asarray, made))
+    return cast(Batch, {name: jnp.asarray(array) for name, array in made.items()})
 
 
 def source_is_prefix(model: ModelConfig, answer: str) -> bool:

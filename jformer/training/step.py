@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
+from jformer.errors import UserError
 from jformer.models.batch import Batch
 from jformer.models.parts import join, split
 from jformer.parallel.activations import constrain_sharding
@@ -162,6 +163,8 @@ def _make_train_step(
     mean_gradient = make_gradient(loss, mesh, frozen)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        if any(array.ndim < 2 for array in jax.tree.leaves(batch)):
+            raise UserError("a batch without the axis of microbatches: give array[None] for each, one microbatch")
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         gradient, sums = mean_gradient(state.params, batch, key)
         norm = optax.tree.norm(gradient)

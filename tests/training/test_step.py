@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from jformer.errors import UserError
 from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_shardings, put_batch, state_shardings
@@ -231,6 +232,13 @@ def test_a_model_is_compiled_once_however_many_microbatches_there_are(noisy):
         for microbatches in (1, 4)
     ]
     assert products[0] == products[1] > 10
+
+
+def test_batch_without_the_axis_of_microbatches_is_refused(tiny):
+    (model, params), tx = tiny(), optax.sgd(1.0)
+    step = make_train_step(make_loss(model, SMOOTHED.loss), tx, make_mesh(1), seed=0)
+    with pytest.raises(UserError, match=r"axis of microbatches: give array\[None\]"):
+        jax.eval_shape(step, create_state(params, tx, ema=False), UNEVEN)
 
 
 def test_batch_without_tokens_has_no_gradient_and_no_nan(tiny):
