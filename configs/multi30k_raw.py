@@ -10,7 +10,7 @@ Expected: BLEU 39.72, chrF 64.15, TER 46.00 after 5,733 updates, where patience 
 
 from ml_collections import ConfigDict
 
-from configs import multi30k_tiny
+from jformer.recipes import multi30k_tiny
 
 
 def get_config() -> ConfigDict:

@@ -8,7 +8,7 @@ Expected: 99.85 % of tags, mean of three seeds, in seconds; the most frequent ta
 
 from ml_collections import ConfigDict
 
-from configs import wnut17_lstm
+from jformer.recipes import wnut17_lstm
 
 
 def get_config() -> ConfigDict:

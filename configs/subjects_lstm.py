@@ -8,7 +8,7 @@ Expected: all labels of 99.2 % of the texts, mean of three seeds, in seconds; co
 
 from ml_collections import ConfigDict
 
-from configs import parts_of_speech_lstm
+from jformer.recipes import parts_of_speech_lstm
 
 
 def get_config() -> ConfigDict:

@@ -10,8 +10,8 @@ Expected: the paper's; not trained here yet.
 
 from ml_collections import ConfigDict
 
-from configs import wmt14_en_de_base
 from jformer.config.presets import PRESETS
+from jformer.recipes import wmt14_en_de_base
 
 
 def get_config() -> ConfigDict:

@@ -11,7 +11,7 @@ Expected: not trained here yet. At toy size, as a language model: experiments/pa
 
 from ml_collections import ConfigDict
 
-from configs import wmt14_en_de_base
+from jformer.recipes import wmt14_en_de_base
 
 
 def get_config() -> ConfigDict:

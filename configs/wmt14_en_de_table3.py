@@ -11,7 +11,7 @@ Expected: the paper's; not trained here yet. At toy size: table3.py and depth_an
 
 from ml_collections import ConfigDict
 
-from configs import wmt14_en_de_base
+from jformer.recipes import wmt14_en_de_base
 
 
 def get_config() -> ConfigDict:

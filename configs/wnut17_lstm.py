@@ -12,8 +12,8 @@ Expected: F1 of test spans 0.087 ± 0.015 (three seeds; person 0.13, location 0.
 
 from ml_collections import ConfigDict
 
-from configs import wnut17_tag
 from jformer.config import default_config
+from jformer.recipes import wnut17_tag
 
 
 def get_config() -> ConfigDict:

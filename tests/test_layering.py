@@ -139,9 +139,11 @@ def test_nobody_imports_the_door_or_the_trainer_and_nothing_imports_configs():
         assert not packages(tree) & {"configs", "experiments", "tests"}, module
 
 
-def test_config_files_import_options_only():
+def test_config_files_import_options_and_each_other_as_a_wheel_can():
     for path in (ROOT / "configs").glob("*.py"):
-        assert {room_of(target) for target in ours(ast.parse(path.read_text()), trees(ROOT))} <= {"config"}, path.name
+        tree = ast.parse(path.read_text())
+        assert {room_of(target) for target in ours(tree, trees(ROOT))} <= {"config", "recipes"}, path.name
+        assert not packages(tree) & {"configs"}, f"{path.name}: a wheel has them as jformer.recipes"
 
 
 def test_rooms_without_jax_import_none():
