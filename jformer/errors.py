@@ -5,6 +5,7 @@ Every room may raise a UserError; only commands catch it.
 
 import dataclasses
 import difflib
+import numbers
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -61,10 +62,10 @@ def check_choices(section: str, values: object, choices: Mapping[str, Collection
 
 
 def check_least(section: str, values: object, keys: tuple[str, ...], least: float) -> None:
-    """Raise UserError for the first of a section's keys whose value is below a bound or not a number."""
+    """Raise UserError for the first of a section's keys whose value is below a bound or of another type."""
     for key in keys:
-        value = getattr(values, key)
-        if not _is_number(value) or not value >= least:
+        value = _number(section, values, key)
+        if not value >= least:
             raise UserError(f"{section}.{key}={value!r} must be at least {least}")
 
 
@@ -79,8 +80,8 @@ def check_range(section: str, values: object, keys: tuple[str, ...], low: float,
         high: exclusive upper bound.
     """
     for key in keys:
-        value = getattr(values, key)
-        if not _is_number(value) or not low <= value < high:
+        value = _number(section, values, key)
+        if not low <= value < high:
             raise UserError(f"{section}.{key}={value!r} must be at least {low} and below {high}")
 
 
@@ -103,5 +104,9 @@ def refuse_unknown(section: str, options: Any, known: Collection[str], reader: s
             raise UserError(f"{section}.{field.name}={value!r}: {reader} has no such option; use {default!r}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(section: str, values: object, key: str) -> Any:
+    """Return the value of a numeric field; raise UserError for another type, and for a fraction of a whole one."""
+    value, whole = getattr(values, key), type(getattr(type(values), key, None)) is int
+    if not isinstance(value, numbers.Integral if whole else numbers.Real) or isinstance(value, bool):
+        raise UserError(f"{section}.{key}={value!r} must be a {'whole ' * whole}number")
+    return value

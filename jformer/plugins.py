@@ -105,8 +105,8 @@ def _check_allowed(key: str, name: str) -> None:
     allowed = {*_allowed, *filter(None, os.environ.get(ENVIRONMENT, "").replace(" ", "").split(","))}
     if not any(module == each or module.startswith(f"{each}.") for each in allowed):
         raise UserError(
-            f"{key}={name!r} comes from a saved config, so {module} is not imported: read its code, then set "
-            f"{ENVIRONMENT}={module}, or name the part again by --config.{key}"
+            f"{key}={name!r} is not imported, as the config may be a stranger's: read its code, then set "
+            f"{ENVIRONMENT}={module}, name the part again by --config.{key}, or call jformer.plugins.allow({module!r})"
         )
 
 

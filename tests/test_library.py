@@ -104,6 +104,8 @@ def test_a_batch_is_made_from_ids_alone():
         [1, 1, 1],
         [1, 0, 0],
     ]  # 0 may be a token
+    packed = jformer.make_batch(target=[[5, 2, 6, 7]], target_positions=[[0, 1, 0, 1]], weights=[[1, 1, 0, 1]])
+    assert (packed["target_in"].tolist(), packed["weights"].tolist()) == ([[1, 5, 1, 6]], [[1, 1, 0, 1]])
     labelled = jformer.make_batch([[5, 2]], target_out=np.array([[3]]), row=np.array([9]))
     assert (labelled["weights"].tolist(), labelled["row"].tolist()) == ([[1.0]], [9])
     with pytest.raises(jformer.UserError, match=r"target_out: 1 rows"):
@@ -122,6 +124,8 @@ def test_a_language_model_goes_on_from_a_prompt_as_its_logits_say():
         logits = np.array(jax.jit(model.apply)({"params": params}, batch)[0, -1])
         logits[:2] = -np.inf  # PAD and BOS are never written
         assert found.tokens[row, 0, 0] == logits.argmax()
+    alone = jax.eval_shape(lambda params: jformer.search(model, params, {}, 2, beam_size=np.int64(3)), params)
+    assert alone.tokens.shape == (1, 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +195,17 @@ def test_what_it_is_given_wrong_is_one_line(run):
 
 
 @pytest.mark.parametrize(
-    "option", [{"max_length": 2}, {"forbid": ("x",)}, {"ensemble": ("runs/b",)}, {"search": "mbr", "samples": 2}]
+    "option",
+    [
+        {"max_length": 2},
+        {"forbid": ("x",)},
+        {"ensemble": ("runs/b",)},
+        {"search": "mbr", "samples": 2},
+        {"normalize": True},
+        {"beam_size": 2.0},
+        {"beam_sise": 2},
+        {"prompt": np.ones((2, 1), int)},
+    ],
 )
 def test_a_search_of_ids_refuses_what_it_does_not_read(option):
     model = jformer.build_model(jformer.ModelConfig(vocab_size=16, num_layers=1, d_model=8, d_ff=8, num_heads=2))

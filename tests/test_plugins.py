@@ -48,6 +48,7 @@ def test_a_module_is_not_imported_unless_it_was_allowed(mine, monkeypatch):
         plugins.find("data.source", f"{mine}:part", TABLE)
     assert f"data.source='{mine}:part'" in str(error.value)
     assert f"set JFORMER_PARTS={mine}" in str(error.value)
+    assert f"jformer.plugins.allow('{mine}')" in str(error.value)
     plugins.allow("other", f"{mine}.inner", mine[:-1])
     with pytest.raises(UserError, match="JFORMER_PARTS"):
         plugins.find("data.source", f"{mine}:part", TABLE)

@@ -7,10 +7,12 @@ turns it into the dataclasses of `jformer.config.options`, which the rest of the
 import dataclasses
 import json
 import math
+import os
 import typing
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from etils.epath import Path
 from ml_collections import ConfigDict
 
@@ -29,7 +31,7 @@ LARGEST_FLOAT = 3.4e38  # what float32 can hold
 SEEDS = ("seed", "decode.seed")
 WANTED = {int: "a whole number", float: "a finite number", str: "a text", bool: "a bool, True or False"}
 
-__all__ = ["as_config_dict", "default_config", "load_config", "resolve", "save_config"]
+__all__ = ["as_config_dict", "build_section", "default_config", "load_config", "resolve", "save_config"]
 
 
 def default_config(preset: str = "transformer_base") -> ConfigDict:
@@ -47,7 +49,7 @@ def resolve(config: ConfigDict | Config | Mapping[str, object]) -> Config:
     if isinstance(config, Config):
         config = dataclasses.asdict(config)
     values = config.to_dict() if isinstance(config, ConfigDict) else config
-    resolved = _with_source(_build(Config, values, ""))
+    resolved = _with_source(build_section(Config, values, ""))
     check(resolved)
     return resolved
 
@@ -89,9 +91,10 @@ def as_config_dict(config: Config) -> ConfigDict:
 
 
 class _Options(ConfigDict):
-    """A ConfigDict that rejects a bool for a float; ConfigDict itself converts True to 1.0."""
+    """A ConfigDict that takes NumPy's scalars and paths, and no bool for a float; ConfigDict converts True to 1.0."""
 
     def __setitem__(self, key: str, value: object) -> None:
+        value = _plain(value)
         if isinstance(value, bool) and isinstance(self.get(key), float):
             raise TypeError(f"{key}={value} must be {WANTED[float]}")
         super().__setitem__(key, value)
@@ -117,8 +120,8 @@ def save_config(config: Config, path: Path) -> None:
         replace_content(path, content)
 
 
-def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
-    """Make the dataclass `kind`, refusing unknown keys and values of another type."""
+def build_section(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    """Make the dataclass `kind`; raise UserError for unknown keys and values of another type."""
     hints = typing.get_type_hints(kind)
     for key in values:
         if key not in hints:
@@ -126,9 +129,17 @@ def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
     return kind(**{key: _typed(hints[key], value, prefix + key) for key, value in values.items()})
 
 
+def _plain(value: Any) -> Any:
+    """Return a scalar of NumPy, or a path, as the value of Python that it stands for."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _typed(kind: Any, value: Any, key: str) -> Any:
+    value = _plain(value)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        return _build(kind, value, key + ".")
+        return build_section(kind, value, key + ".")
     if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):
         item = typing.get_args(kind)[0]
         return tuple(_typed(item, v, f"{key}[{i}]") for i, v in enumerate(value))

@@ -25,7 +25,8 @@ OF_RUNS = ("pooling", "ensemble", "inputs", "outputs", "scores", "batch_size")
 NO_PROGRAM_READS = (*OF_RUNS, "forced_start", "forbid", "only", "source_language", "target_language", "alignments",
                     "overlong")  # fmt: skip
 NO_SEARCH_OF_IDS_READS = (*NO_PROGRAM_READS, "max_length", "max_extra_length", "max_answer_length",
-                          "no_answer_threshold", "ensemble_average", "dtype", "mbr_utility", "rerank")  # fmt: skip
+                          "no_answer_threshold", "normalize", "ensemble_average", "dtype", "mbr_utility",
+                          "rerank")  # fmt: skip
 NO_GREEDY_ANSWER_READS = (*OF_RUNS, *SAMPLE_ONLY, "mbr_utility", "diversity", "normalize", "ensemble_average", "dtype")
 
 

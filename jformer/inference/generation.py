@@ -10,7 +10,7 @@ n beams or samples of an input, rows = b·n, v entries of the vocabulary.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, Unpack, cast
+from typing import Any, NamedTuple, Protocol, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jformer import plugins
+from jformer.config import build_section
 from jformer.config.checks import refuse_without_attention
 from jformer.data.tokenizers import Symbols
 from jformer.decoding.beam import beam_search
@@ -194,14 +195,15 @@ def search_ids(
     Args:
         model: one that generates text, whose ids are those of `data.tokenizers.Symbols` (PAD 0, BOS 1, EOS 2).
         params: its parameters.
-        batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; empty for a language model.
+        batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; empty for a language model,
+            which has a row for each prompt, or one.
         room: the maximum number of tokens of an output.
         prompt: the tokens that outputs continue, padded with PAD; None = BOS alone.
 
     Raises:
         UserError: for options that cannot work together, and for those of texts and files.
     """
-    settings = DecodeConfig(**cast(Any, options))
+    settings: DecodeConfig = build_section(DecodeConfig, options, "decode.")
     settings.check()
     unread = sorted({*options} & {*NO_SEARCH_OF_IDS_READS})
     if unread:
@@ -211,9 +213,11 @@ def search_ids(
         raise UserError("decode.search='mbr' compares texts, which jformer.search does not write: use 'sample'")
     refuse_without_attention(settings, model.config)
     symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
-    if prompt is None:
-        prompt = jnp.full((len(next(iter(batch.values()))), 1), symbols.bos, jnp.int32)  # type: ignore[arg-type]
-    rows, width = prompt.shape
+    rows = max(map(len, batch.values()), default=1 if prompt is None else len(prompt))
+    prompt = jnp.full((rows, 1), symbols.bos, jnp.int32) if prompt is None else jnp.asarray(prompt)
+    if len(prompt) != rows:
+        raise UserError(f"a prompt of {len(prompt)} rows for a batch of {rows}: give one to each row")
+    width = prompt.shape[1]
     if model.config.positions == "learned" and width - 1 + room > model.config.max_length:
         raise UserError(
             f"a prompt of {width} tokens and room={room} take {width - 1 + room} positions, and model.max_length="

@@ -55,6 +55,8 @@ def build_model(config: ModelConfig) -> Model:
         raise UserError("model.dtype='auto' is resolved when a run starts: build a model with 'float32' or 'bfloat16'")
     if config.family == "vit" and not config.head.num_classes:
         raise UserError("model.head.num_classes=0: a vision model needs its number of classes")
+    if config.family != "vit" and not config.vocab_size:
+        raise UserError("model.vocab_size=0: a model of texts needs its number of tokens")
     families = RECURRENT if config.recurrent.cell else FAMILIES
     model: Model = __getattr__(families[config.family])(config)
     model = __getattr__("TextVectors")(model) if config.head.vectors else model

@@ -230,9 +230,7 @@ class ModelConfig:
         check_choice("model.execution.remat", self.execution.remat, REMAT)
         check_choice("model.execution.attention_kernel", self.execution.attention_kernel, KERNELS)
         check_choice("model.execution.rows", self.execution.rows, ROWS)
-        for key in ("unroll", "attention_chunk"):
-            if getattr(self.execution, key) < 0:
-                raise UserError(f"model.execution.{key}={getattr(self.execution, key)} must be 0 or more")
+        check_least("model.execution", self.execution, ("unroll", "attention_chunk"), 0)
         self.head.check(self.family)
         self.lora.check(self)
         self.recurrent.check(self)
@@ -246,9 +244,8 @@ class ModelConfig:
     def _check_numbers(self) -> None:
         check_least("model.relative", self.relative, ("num_buckets", "max_distance"), 1)
         check_least("model", self, ("num_layers", "d_model", "d_ff", "num_heads", "max_length"), 1)
-        for key in ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v", "window"):
-            if getattr(self, key) < 0:
-                raise UserError(f"model.{key}={getattr(self, key)} must be 0 (the default rule) or more")
+        zeros = ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v", "window")
+        check_least("model", self, zeros, 0)
         check_range("model", self, ("dropout", "attention_dropout", "activation_dropout"), 0, 1)
         if not 0 < self.norm_epsilon < 1:
             raise UserError(f"model.norm_epsilon={self.norm_epsilon} must be above 0 and below 1")

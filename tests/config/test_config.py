@@ -19,6 +19,7 @@ from jformer.data import tokenizers
 from jformer.data.data_config import CHOICES, TOKENIZERS, DataConfig, SourceConfig
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError, check_choice, check_least, check_range
+from jformer.models import build_model
 from jformer.models.head_config import HeadConfig
 from jformer.models.model_config import ModelConfig, RelativeConfig
 from jformer.models.vision_config import VisionConfig
@@ -128,7 +129,7 @@ def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(key):
 
 WRONG = {
     bool: [0, 1, 0.0, "True", None, ()],
-    int: [True, 1.0, "1", None, [1], np.int64(1)],
+    int: [True, 1.0, "1", None, [1]],
     float: [True, "0.1", None, math.nan, math.inf, -math.inf, [0.1]],
     str: [1, True, None, b"x", ("x",), ["x"]],
     tuple: ["text", 1, None, {"a": 1}, (1,), (None,)],
@@ -156,13 +157,30 @@ def test_a_section_that_is_none_is_refused_as_such():
 @pytest.mark.parametrize("value", ["0.1", True, None])
 def test_values_of_another_type_that_a_program_gives_are_refused_too(value):
     """`build_model(ModelConfig(dropout="0.1"))` is not read by `resolve`, which would look at types."""
-    given = SimpleNamespace(dropout=value)
-    with pytest.raises(UserError, match=f"^model.dropout={value!r} must be at least 0 and below 1$"):
+    given = type("Section", (), {"d_model": 512})()
+    given.d_model = given.dropout = value
+    with pytest.raises(UserError, match=f"^model.dropout={value!r} must be a number$"):
         check_range("model", given, ("dropout",), 0, 1)
-    with pytest.raises(UserError, match=f"^model.dropout={value!r} must be at least 0$"):
-        check_least("model", given, ("dropout",), 0)
+    with pytest.raises(UserError, match=f"^model.d_model={value!r} must be a whole number$"):
+        check_least("model", given, ("d_model",), 1)
     with pytest.raises(UserError, match=f"^model.norm={value!r}; choose one of: pre, post$"):
         check_choice("model.norm", value, ("pre", "post"))
+
+
+def test_scalars_of_numpy_and_paths_stand_for_values_of_python():
+    config = default_config()
+    config.optim.learning_rate = np.float32(0.5)
+    config.train.update(num_steps=np.int64(300_000), init_from=Path("runs/a"))
+    resolved = resolve({**config.to_dict(), "decode": {"ensemble": [Path("runs/b")], "patience": np.float64(0.5)}})
+    assert [*map(type, (resolved.train.num_steps, resolved.decode.top_p))] == [int, float]
+    assert (resolved.train.init_from, resolved.decode.ensemble) == ("runs/a", ("runs/b",))
+    given = SimpleNamespace(d_model=np.int64(16), dropout=np.float32(0.5))
+    check_least("model", given, ("d_model", "dropout"), 0)
+
+
+def test_a_model_of_texts_needs_its_number_of_tokens():
+    with pytest.raises(UserError, match=r"^model\.vocab_size=0: a model of texts needs its number of tokens$"):
+        build_model(ModelConfig())
 
 
 def test_whole_numbers_are_floats_too():
@@ -178,7 +196,7 @@ RANGES = [
     ("data.vocab_size", 2**31, "must be below 2147483648"),
     ("train.num_steps", -(2**31), "must be above -2147483648"),
     *((f"model.{key}", 0, "at least 1") for key in ("num_layers", "d_model", "d_ff", "num_heads", "max_length")),
-    *((f"model.{key}", -1, "(the default rule) or more") for key in ("vocab_size", "num_decoder_layers", "d_k", "d_v")),
+    *((f"model.{key}", -1, "must be at least 0") for key in ("vocab_size", "num_decoder_layers", "d_k", "d_v")),
     *((f"model.{key}", "x", "choose one of: ") for key in ("norm", "activation", "positions", "dtype")),
     ("model.num_heads", 7, "must divide model.d_model=512, or set d_k and d_v"),
     ("model.dropout", 1.0, "below 1"),
