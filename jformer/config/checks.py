@@ -119,7 +119,8 @@ def _check_r_drop(config: Config) -> None:
     if config.optim.r_drop and (config.task in ("qa", "embed") or config.data.labels != "one" or config.model.head.crf):
         raise UserError(f"{compares} one prediction per token or text, which this task does not make: set it to 0.0")
     model = config.model
-    if config.optim.r_drop and not (model.dropout or model.attention_dropout or model.activation_dropout):
+    rates = model.dropout, model.attention_dropout, model.activation_dropout, model.lora.dropout
+    if config.optim.r_drop and not any(rates):
         raise UserError(
             f"{compares} two passes with dropout, and this model has none: set model.dropout, or optim.r_drop=0.0"
         )

@@ -62,7 +62,8 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     config = choose_decoding_dtype(config, mesh)
     with show_progress("opening the trained run", quiet=quiet):
         predictor = load(workdir, config, mesh)
-    model = build_sized(config, predictor.task, predictor.tokenizers)  # decode.dtype applies to answers only
+    computing = dataclasses.replace(config, model=config.model.merged)  # decode.dtype applies to answers only
+    model = build_sized(computing, predictor.task, predictor.tokenizers)
     eval_step = make_eval_step(make_loss(model, predictor.task.loss), mesh)
     scored: dict[str, Any] = {"schema": records.SCHEMA}
     for key, (part, name) in config.data.test_sets().items():

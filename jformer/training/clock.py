@@ -1,5 +1,6 @@
 """When a run ends, and when a save is due by the clock. Several processes decide alike."""
 
+import math
 import time
 
 from jformer.config.options import TrainConfig
@@ -21,6 +22,7 @@ class Clock:
         self._limit, self._between = 60 * train.max_minutes, 60 * train.checkpoint_minutes
         self._began = time.monotonic() - seconds
         self._saved = time.monotonic()
+        self._most = math.nextafter(self._limit, 0.0) if self._limit else math.inf  # seconds before `ends_run`
 
     @property
     def seconds(self) -> float:
@@ -35,7 +37,7 @@ class Clock:
         """Return whether any process has reached the limit, which then counts for all; all processes call this."""
         over = self._limit > 0 and processes.agree(self.is_over(), any)
         if over:
-            self._began = min(self._began, time.monotonic() - self._limit)
+            self._began, self._most = min(self._began, time.monotonic() - self._limit), math.inf
         return over
 
     def is_save_due(self) -> bool:
@@ -44,6 +46,9 @@ class Clock:
         return self._between > 0 and processes.agree(since >= self._between, any)
 
     def note_save(self) -> float:
-        """Restart the count until the next save; return the seconds of training so far."""
+        """Restart the count until the next save; return the seconds of training so far.
+
+        They are below a limit that passes in the meantime: it ends the run, in all processes, at the next update.
+        """
         self._saved = time.monotonic()
-        return self.seconds
+        return min(self.seconds, self._most)

@@ -14,6 +14,7 @@ import jformer
 from jformer.checkpoints.checkpoint import open_run
 from jformer.config import resolve
 from jformer.errors import UserError
+from jformer.evaluation import evaluate
 from jformer.models import ExecutionConfig, build_model, init_params
 from jformer.models.lora import merged
 from jformer.models.lora_config import LoraConfig, is_factor
@@ -26,6 +27,7 @@ from jformer.tools.server.limits import Limits
 from jformer.tools.server.serve import load_adapters
 from jformer.trainer import train
 from jformer.training.optim import frozen_parameters
+from jformer.training.rows import read_row
 from jformer.training.state import create_state
 from jformer.training.step import make_train_step
 from tests import small_run
@@ -163,11 +165,18 @@ def test_answers_merge_adapters_with_their_base_and_no_other(base, tmp_path, mon
 
 
 @pytest.mark.slow
-def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path):
+def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path, monkeypatch):
     """Two runs of adapters, of different kernels, answer as they do by themselves; the base's arrays are there once."""
+    monkeypatch.setattr(evaluate, "answer", lambda predictor, examples, count: [pair.target for pair in examples])
     cache, answers, texts = base.parent / "cache", jformer.load(base), ["a b c", "d", "e f g h"]
     for name, lora in (("one", {"rank": 2}), ("two", {"rank": 3, "kernels": "/kernel$", "base_dtype": "bfloat16"})):
-        assert train(small(cache, lora, num_steps=5, init_from=str(base)), tmp_path / name)
+        options = {"num_steps": 5, "init_from": str(base), "eval_every": 5, "checkpoint_every": 5}
+        config = small(cache, lora, **options)
+        assert train(config, tmp_path / name)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, test=("valid",)))
+        found = evaluate.evaluate(config, tmp_path / name)["valid"]["perplexity"]["score"]
+        row = read_row((tmp_path / name / "metrics.jsonl").read_bytes().splitlines()[-1], "the validation")
+        assert found == pytest.approx(row["perplexity"], rel=5e-6)
     named = load_adapters(Engine(answers, Limits()), [str(tmp_path / "one"), f"{tmp_path / 'two'}/"], Limits())
     assert [*named] == ["one", "two"]
     for name, engine in named.items():

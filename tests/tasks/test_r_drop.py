@@ -85,6 +85,11 @@ def test_what_cannot_be_compared_is_refused(options, said):
         resolve(options)
 
 
+def test_the_dropout_of_adapters_can_be_compared():
+    lora = {"rank": 2, "dropout": 0.1}
+    resolve({"model": {"dropout": 0.0, "lora": lora}, "optim": {"r_drop": 5.0}, "train": {"init_from": "parent"}})
+
+
 LSTM = {"recurrent": RecurrentConfig(cell="lstm"), "d_ff": 2048, "num_heads": 8, "tied_output": False}
 
 

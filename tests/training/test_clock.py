@@ -7,7 +7,8 @@ import pytest
 
 from jformer.config.options import TrainConfig
 from jformer.training import clock
-from jformer.training.clock import Clock
+from jformer.training.clock import Clock, has_ended
+from jformer.training.state import Progress
 
 
 @pytest.fixture
@@ -43,6 +44,17 @@ def test_without_limits_time_decides_nothing(now):
     watch = Clock(TrainConfig(), 0.0)
     now[0] += 1e9
     assert [watch.is_over(), watch.ends_run(), watch.is_save_due()] == [False] * 3
+
+
+def test_a_limit_that_passes_in_a_validation_or_save_ends_the_run_with_the_next_update(now):
+    train = dataclasses.replace(TrainConfig(), max_minutes=1)
+    watch = Clock(train, 0.0)
+    now[0] += 59.0
+    assert not watch.is_over()
+    now[0] += 2.0
+    assert not has_ended(train, Progress(seconds=watch.note_save()))  # the last update is to be validated
+    assert watch.ends_run()
+    assert has_ended(train, Progress(seconds=watch.note_save()))
 
 
 def test_where_one_process_is_over_all_of_them_are(now, monkeypatch):
