@@ -282,13 +282,14 @@ class Predictor:
         """
         return self._watched(self.params, self._whole(pairs, "attend"))
 
-    def activations(self, pairs: Iterable[tuple[str, str | None]], names: Sequence[str]) -> Iterator[Activations]:
+    def activations(self, pairs: Iterable[tuple[str, str | None]], names: str | Sequence[str]) -> Iterator[Activations]:
         """Yield what the model computes inside for every (source, target) pair, in order, read as by `attend`.
 
-        `names` are those of `jformer.models.interventions`; `*` stands for any part of one. Raises UserError as
-        `attend` does, and for a name that no activation has.
+        `names` are those of `jformer.models.interventions`, one or several; `*` stands for any part of one. Raises
+        UserError as `attend` does, and for a name that no activation has.
         """
-        return self._watched.activations(self.params, self._whole(pairs, "activations"), tuple(names))
+        names = (names,) if isinstance(names, str) else tuple(names)
+        return self._watched.activations(self.params, self._whole(pairs, "activations"), names)
 
     def pair_of(self, line: str) -> tuple[str, str | None]:
         """Return the source and the target that a line has for `attend`, a TAB between them; a target may be left out.

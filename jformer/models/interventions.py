@@ -77,25 +77,45 @@ class Intervened:
 def intervene(model: Model, interventions: Mapping[str, Intervention]) -> Intervened:
     """Return a model with the named activations replaced; it can be jitted, as the original can.
 
-    Raises UserError for a name that matches no activation.
+    Raises UserError for a name that matches no activation, and for `at_layer` with a layer that has none of the name.
     """
     known = _replaceable(model)
-    for pattern in interventions:
+    for pattern, intervention in interventions.items():
         _refuse_unknown(pattern, known)
+        depth = max(_depth(model.config, name) for name in known if fnmatchcase(name, pattern))
+        if isinstance(intervention, _AtLayer) and not 0 <= intervention.number < depth:
+            raise UserError(f"at_layer({intervention.number}) in {pattern!r}: its layers are 0 to {depth - 1}")
     return Intervened(model, tuple(interventions.items()))
 
 
 def at_layer(number: int, intervention: Intervention) -> Intervention:
     """Return an intervention in one layer, numbered from 0."""
-    return lambda value, layer: jnp.where(layer == number, intervention(value, layer), value)
+    return _AtLayer(number, intervention)
 
 
-def activations(model: Model, params: PyTree, batch: Batch, names: Sequence[str] = ("*",)) -> dict[str, Array]:
-    """Return name → activation of one forward pass without dropout; jit it with `names` closed over.
+@dataclasses.dataclass(frozen=True)
+class _AtLayer:
+    number: int
+    intervention: Intervention
+
+    def __call__(self, value: Array, layer: Array | int) -> Array:
+        return jnp.where(layer == self.number, self.intervention(value, layer), value)
+
+
+def _depth(config: ModelConfig, name: str) -> int:
+    """Return the number of layers that have an activation."""
+    if STACKED not in name.split("/"):
+        return 1
+    return config.decoder_layers if name.startswith("decoder/") else config.num_layers
+
+
+def activations(model: Model, params: PyTree, batch: Batch, names: str | Sequence[str] = "*") -> dict[str, Array]:
+    """Return name → activation of one forward pass without dropout; jit it with `names`, one or several, closed over.
 
     Raises UserError for a name that matches no activation.
     """
     seen: dict[str, Array] = {}
+    names = [names] if isinstance(names, str) else [*names]
     with nn.intercept_methods(_Visitor(_recorded)):
         variables, mutable = {"params": params}, ["intermediates"]
         hidden, of_hidden = model.apply(variables, batch, method="hidden", mutable=mutable)

@@ -33,6 +33,7 @@ def test_an_activation_replaced_by_its_own_value_changes_no_bit(config):
     batch = batch_for(config, *SIZES)
     seen, expected = recorded(model, params, batch), run(model, params, batch)
     np.testing.assert_array_equal(seen["logits"], expected)
+    assert {*jax.eval_shape(lambda batch: activations(model, params, batch, "logits"), batch)} == {"logits"}
     own = {"*": lambda value, layer: value}
     own |= {name: lambda value, layer, name=name: seen[name][layer] for name in seen if name.endswith("block/output")}
     own |= {name: lambda value, layer, name=name: seen[name][layer] for name in seen if name.endswith("attn/heads")}
@@ -90,8 +91,11 @@ def test_activations_are_those_with_adapters_and_after_interventions(tiny):
     np.testing.assert_array_equal(after["encoder/block/output"][1], after["encoder/output"])
 
 
-def test_unknown_names_and_other_shapes_are_refused(tiny):
+def test_unknown_names_layers_and_other_shapes_are_refused(tiny):
     model, params = tiny()
+    for number, name, last in ((-1, "*/block/output", 1), (2, "encoder/block/*/heads", 1), (1, "encoder/output", 0)):
+        with pytest.raises(UserError, match=rf"at_layer\({number}\) in '.*': its layers are 0 to {last}"):
+            intervene(model, {name: at_layer(number, lambda x, _: 0 * x)})
     for unknown in ("encoder/block/self_attn/weights", "encoder/blocks/output"):
         with pytest.raises(UserError, match=f"no activation is named '{unknown}' here; there are decoder/block"):
             intervene(model, {unknown: lambda x, _: x})
