@@ -23,6 +23,7 @@ from jformer.parallel import processes
 from jformer.parallel.backend import Target
 from jformer.parallel.devices import quicker_dtype
 from jformer.parallel.mesh import SEQUENCE, TENSOR, make_mesh
+from jformer.plugins import is_own
 from jformer.tasks.caption import caption
 from jformer.tasks.classify import classify
 from jformer.tasks.denoise import denoise
@@ -34,7 +35,7 @@ from jformer.tasks.prefix_lm import prefix_lm
 from jformer.tasks.qa import qa
 from jformer.tasks.scoring_command import with_commands
 from jformer.tasks.tag import tag
-from jformer.tasks.task import CLASSES, Task, own_loss, sized
+from jformer.tasks.task import CLASSES, VECTOR, Task, own_loss, sized
 from jformer.tasks.translate import translate
 
 
@@ -77,9 +78,10 @@ ASSUMED_CLASSES = 2  # of a model without a trained run
 
 def build_task(config: Config) -> Task:
     """Return the task that the config names. Raise UserError for options that it does not support."""
-    if config.model.head.crf and config.task != "tag":
+    own = is_own(config.task)  # which may be made of any built-in one
+    if config.model.head.crf and config.task != "tag" and not own:
         raise UserError(f"model.head.crf=True needs task='tag', not {config.task!r}: use False")
-    if config.data.bpe_dropout and config.task not in DROPOUT_TASKS:
+    if config.data.bpe_dropout and config.task not in DROPOUT_TASKS and not own:
         raise UserError(f"data.bpe_dropout is for task={' and '.join(DROPOUT_TASKS)}, not {config.task!r}: set it to 0")
     make: MakeTask = plugins.find("task", config.task, TASKS)
     task = make(
@@ -119,7 +121,7 @@ def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokeniz
             f"{' x '.join(map(str, source.shape))} (height, width, channels): set them to these"
         )
     own_noise = bool(target.symbols.noise)
-    return build_model(sized(with_rows(config), task, source.vocab_size, target.vocab_size, own_noise))
+    return build_model(sized(with_rows(config, task), task, source.vocab_size, target.vocab_size, own_noise))
 
 
 def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[ModelConfig, bool]:
@@ -127,15 +129,15 @@ def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[Model
     if workdir and (workdir / "tokenizer").is_dir():
         source, target = load_tokenizers(workdir / "tokenizer")
         counts = source.vocab_size, target.vocab_size, bool(target.symbols.noise)
-        return sized(with_rows(config), task, *counts), True
+        return sized(with_rows(config, task), task, *counts), True
     size, classes = config.data.vocab_size, config.model.head.num_classes or ASSUMED_CLASSES
-    return sized(with_rows(config), task, size, NUM_SYMBOLS + classes if task.answer in CLASSES else size), False
+    return sized(with_rows(config, task), task, size, NUM_SYMBOLS + classes if task.answer in CLASSES else size), False
 
 
-def with_rows(config: Config) -> ModelConfig:
+def with_rows(config: Config, task: Task) -> ModelConfig:
     """Return the model with execution.rows set to what rows of the config's batches hold."""
     execution = config.model.execution
-    rows = "several" if config.data.batching == "packed" or config.task == "embed" else "one_text"
+    rows = "several" if config.data.batching == "packed" or task.answer == VECTOR else "one_text"
     rows = rows if execution.rows == "auto" else execution.rows
     return dataclasses.replace(config.model, execution=dataclasses.replace(execution, rows=rows))
 

@@ -441,6 +441,17 @@ def test_combinations_that_cannot_work_are_refused(changes, expected):
     [
         {"model.num_heads": 7, "model.d_k": 16, "model.d_v": 8},
         {"task": "qa", "model.family": "encoder", "data.source": "squad", "decode.n_best": 9, "decode.beam_size": 1},
+        {"task": "my:task", "model.family": "encoder", "data.source": "squad", "data.doc_stride": 64},
+        {
+            "task": "my:task",
+            "data.source": "conll",
+            "data.labels": "several",
+            "data.language_symbols": "source",
+            "data.source_language": "de",
+            "data.target_language": "fr",
+            "model.vision.source": True,
+        },
+        {"task": "my:task", "optim.temperature": 0.1, "data.piece_start": "previous", "data.overlong": "split"},
         {"model.positions": "learned", "model.max_length": 256},
         {"data.vocab_shared": False, "model.shared_embedding": False},
         {"optim.optimizer": "adamw", "optim.weight_decay": 0.1},

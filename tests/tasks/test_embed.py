@@ -14,7 +14,8 @@ from jformer.models import ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_shardings, put_batch
-from jformer.tasks.embed import pair_loss
+from jformer.tasks.build import with_rows
+from jformer.tasks.embed import embed, pair_loss
 from jformer.tasks.split_loss import make_eval_step
 from jformer.tasks.task import make_loss
 from jformer.training.step import make_gradient
@@ -144,6 +145,11 @@ def test_what_does_not_fit_is_refused_by_its_key(changes, line):
     with pytest.raises(UserError) as error:
         resolve({**EMBED, **changes})
     assert line in str(error.value)
+
+
+def test_a_row_of_a_task_of_ones_own_that_gives_vectors_holds_both_texts():
+    config = resolve({"task": "my:embed", "model": {"family": "encoder"}})
+    assert with_rows(config, embed(config.data, label_smoothing=0.0)).execution.rows == "several"
 
 
 def test_a_resumed_run_keeps_its_microbatches():
