@@ -73,7 +73,7 @@ def test_a_run_of_arrays_of_ones_own_answers_as_they_do(preset, tmp_path):
     params = jax.tree.map(lambda leaf: leaf + 0.5 * jax.random.normal(jax.random.key(leaf.size), leaf.shape),
                           jformer.init_params(built, jax.random.key(0)))  # fmt: skip
     named = {name: np.asarray(leaf) for name, leaf in traverse_util.flatten_dict(params, sep="/").items()}
-    jformer.save_run(values, named, sides, tmp_path / "run")
+    jformer.save_run(values, named, [*sides], tmp_path / "run")
     loaded = jformer.load(tmp_path / "run", beam_size=1)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
     assert len({*loaded.predict(["abc", "dd", "bcda"])}) > 1

@@ -213,7 +213,8 @@ def search_ids(
         raise UserError("decode.search='mbr' compares texts, which jformer.search does not write: use 'sample'")
     refuse_without_attention(settings, model.config)
     symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
-    rows = max(map(len, batch.values()), default=1 if prompt is None else len(prompt))
+    arrays: Any = batch.values()
+    rows = max(map(len, arrays), default=1 if prompt is None else len(prompt))
     prompt = jnp.full((rows, 1), symbols.bos, jnp.int32) if prompt is None else jnp.asarray(prompt)
     if len(prompt) != rows:
         raise UserError(f"a prompt of {len(prompt)} rows for a batch of {rows}: give one to each row")

@@ -95,7 +95,8 @@ def save_run(
         UserError: the names and shapes are not those of the model, which are listed; or the directory is not empty.
     """
     path, config = new_directory(workdir), resolve(config)
-    sides = tokenizers if isinstance(tokenizers, tuple) else (tokenizers, tokenizers)
+    source, target = tokenizers if isinstance(tokenizers, tuple | list) else (tokenizers, tokenizers)
+    sides = source, target
     model = build_sized(config, build_task(config), sides)
     abstract = traverse_util.flatten_dict(abstract_params(model, make_mesh(1)), sep="/")
     given = {name.strip("/"): np.asarray(leaf) for name, leaf in traverse_util.flatten_dict(params, sep="/").items()}
