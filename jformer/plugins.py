@@ -10,7 +10,6 @@ docs/parts.md shows one part of each kind; `jformer.testing` checks them.
 
 import hashlib
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -111,8 +110,8 @@ def _check_allowed(key: str, name: str) -> None:
 
 
 def _digest(name: str) -> str:
-    file = inspect.getsourcefile(sys.modules[name.partition(":")[0]])
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    file = Path(getattr(sys.modules[name.partition(":")[0]], "__file__", None) or "")
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""  # a notebook has none
 
 
 def _report_change(name: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,13 @@ def config_of(mine):
     values = default_config()
     values.data.source = f"{mine}:part"
     return values
+
+
+def test_a_part_of_a_notebook_has_no_digest(mine, monkeypatch):
+    plugins.allow(mine)
+    monkeypatch.setitem(sys.modules, mine, module := types.ModuleType(mine))
+    module.part = len
+    assert plugins.digests([f"{mine}:part"]) == {f"{mine}:part": ""}
 
 
 def test_a_saved_config_has_the_digest_of_a_part_and_reading_it_imports_nothing(mine, tmp_path, capsys):
