@@ -236,10 +236,9 @@ def _params_and_steps(
         return params, tuple(steps)
     if weights == "best":
         step = saved.newest_manifest().progress["best_step"]
-        if not step:
-            raise UserError(
-                f"evaluate.weights='best': {workdir} has no finite validation scored with these options; use 'last'"
-            )
+        if step not in saved.steps():  # a damaged newer one may have replaced it
+            lacks = f"checkpoint of update {step}, the best" if step else "finite validation scored with these options"
+            raise UserError(f"evaluate.weights='best': {workdir} has no {lacks}; use 'last'")
         return saved.restore(step, {"params": abstract})["params"], (step,)
     item = "ema" if weights == "ema" else "params"
     restored = saved.restore_newest({item: abstract})

@@ -492,6 +492,10 @@ def test_patience_ends_a_run_that_no_longer_improves(cache, tmp_path, capfd, mon
     assert "stopping" in capfd.readouterr().err
     assert open_run(tmp_path).progress(6)["best_step"] == 2
     assert train(config, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "2")
+    best = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, weights="best"))
+    with pytest.raises(UserError, match=r"evaluate\.weights='best': .* has no checkpoint of update 2, the best; use"):
+        predict.load(tmp_path, best)
 
 
 @pytest.mark.slow
