@@ -234,6 +234,7 @@ def test_a_run_that_searches_for_nothing_is_verified(trained, name, capsys):
     assert "16 inputs (of test set 'test')" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "poolings"),
     [
@@ -288,6 +289,7 @@ def states_of(predictor, ids):
     return np.asarray(run_model(base, predictor.params, make_batch(source=[ids]), method="encode")["hidden"])[0]
 
 
+@pytest.mark.slow
 def test_an_empty_line_among_paths_of_images_has_an_empty_answer(loaded, texts):
     answers = loaded("vit").predict([f"{texts}/test.npy#3", "", f"{texts}/test.npy#5"])
     assert [bool(answer) for answer in answers] == [True, False, True]
@@ -311,6 +313,7 @@ def test_several_labels_are_those_more_probable_than_not_and_a_number_is_near(lo
     assert 4 < np.mean(numbers) < 8  # of 5.5 to 7: in their own unit again
 
 
+@pytest.mark.slow
 def test_a_continuation_is_what_greedy_search_without_a_cache_gives(loaded):
     predictor = loaded("lm")
     tokenizer, limit = predictor.tokenizers[1], predictor.config.decode.max_extra_length
@@ -333,6 +336,7 @@ def test_a_continuation_is_what_greedy_search_without_a_cache_gives(loaded):
         assert found == tokenizer.decode(tokens)
 
 
+@pytest.mark.slow
 def test_a_prefix_is_continued_as_greedy_search_without_a_cache_does_and_scored_alike(loaded):
     predictor = loaded("prefix_lm")
     tokenizer = predictor.tokenizers[1]
@@ -386,10 +390,11 @@ def in_order(batches):
 @pytest.mark.parametrize(
     ("name", "route"),
     [
-        *(("lm", "continue"), ("prefix_lm", "translate")),
+        ("lm", "continue"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("prefix_lm", "translate"),
                 ("classify", "label"),
                 ("several", "label"),
                 ("number", "estimate"),
@@ -451,6 +456,7 @@ def test_a_run_of_spans_is_not_exported(begun, loaded, tmp_path):
         export(config, workdir, "stablehlo", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_an_answer_does_not_depend_on_the_batch_on_windows_or_on_devices(begun, loaded, texts):
     workdir, predictor = begun("qa"), loaded("qa")
     lines = [*inputs_of("qa", texts), f"who sat\t{' '.join(LINES)}", "", "who\t"]
@@ -467,6 +473,7 @@ def test_an_answer_does_not_depend_on_the_batch_on_windows_or_on_devices(begun, 
     assert text == lines[2].split("\t")[1][slice(*span)]
 
 
+@pytest.mark.slow
 def test_scores_of_spans_do_not_depend_on_devices_or_microbatches(begun, tmp_path):
     workdir = begun("qa")
     config = load_config(workdir / "config.json")
@@ -477,6 +484,7 @@ def test_scores_of_spans_do_not_depend_on_devices_or_microbatches(begun, tmp_pat
         assert found[name]["score"] == pytest.approx(results["test"][name]["score"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_tags_are_written_as_conll_and_go_on_after_whole_sentences(begun, loaded, tmp_path):
     workdir = begun("tag")
     predictor, lines = loaded("tag"), [*LINES[:2], "", LINES[2]]
@@ -521,6 +529,7 @@ def test_questions_are_answered_from_files(begun, loaded, texts, tmp_path):
             predict_file(config, workdir, str(tmp_path / "in"), str(tmp_path / "out"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "line"), [("t5", "has no answer to a text"), *((name, "which no client may name") for name in OF_IMAGES)]
 )
@@ -529,6 +538,7 @@ def test_a_run_that_cannot_be_served_is_refused(loaded, name, line):
         Engine(loaded(name), Limits())
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_a_signal_asks_to_stop(trained):
     command = [sys.executable, "-m", "jformer.main", f"--workdir={trained('lm')}", "--mode=serve", "--port=0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:

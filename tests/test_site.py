@@ -87,6 +87,7 @@ def test_every_document_is_on_the_navigation(site):
     assert {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")} < listed
 
 
+@pytest.mark.slow
 def test_pages_bring_what_they_link_to(site, tmp_path):
     site.collect(tmp_path)
     assert (tmp_path / "README.md").read_text() == (ROOT / "README.md").read_text()

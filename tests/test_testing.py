@@ -39,7 +39,7 @@ def test_built_in_tokenizers_pass(kind):
     testing.check_tokenizer(learn(kind, lines, 60, "nfkc", False), (*testing.TEXTS, "ｗｉｄｅ ﬁ 家"))
 
 
-@pytest.mark.parametrize("name", slow_but(sorted(set(TASKS) - {"caption"}), "translate", "tag"))
+@pytest.mark.parametrize("name", slow_but(sorted(set(TASKS) - {"caption"}), "tag"))
 def test_built_in_tasks_pass(name):
     _, config = make_task(name)
     pairs = PAIRS.get(name, [Pair("", text) for text in TEXTS])
@@ -131,6 +131,7 @@ def test_a_broken_part_fails_with_what_is_wrong(check, message):
         check()
 
 
+@pytest.mark.slow
 def test_a_task_whose_loss_teaches_nothing_fails():
     _, config = make_task("translate")
 

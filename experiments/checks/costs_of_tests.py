@@ -1,14 +1,14 @@
-"""What does each test file cost, and which lines of the package does it alone reach?
+"""What does each test file cost, which lines of the package does it alone reach, and which tests reach none alone?
 
 As a pytest plugin it writes a line per test: CPU seconds of the process and of the children that it waited for, with
 setup and teardown, and the number of programs compiled or loaded from the cache. CPU seconds do not depend on other
-load; they include compilation where JAX_COMPILATION_CACHE_DIR is empty. Under coverage each line and branch of the
-package is attributed to the test file that reached it; what imports and children reach, to none.
+load; they include compilation where JAX_COMPILATION_CACHE_DIR is empty. Under coverage each line of the package is
+attributed to the tests that reached it; what imports and children reach, to none.
 
 Command:  python -m pytest -p experiments.checks.costs_of_tests --costs=costs.jsonl
           coverage run -m pytest -p experiments.checks.costs_of_tests; coverage combine --quiet; coverage report
           python -m experiments.checks.costs_of_tests --before=costs.jsonl [--after=later.jsonl] [--reached=.coverage]
-          [--smoke]
+          [--over=SECONDS] [--smoke]
 """
 
 import json
@@ -29,6 +29,7 @@ from experiments.measure import ROOT, smoke_sizes
 BEFORE = flags.DEFINE_string("before", None, "File with the costs of a run.")
 AFTER = flags.DEFINE_string("after", None, "File with those of a later run; a test's last line counts.")
 REACHED = flags.DEFINE_string("reached", None, "Combined data file of coverage.")
+OVER = flags.DEFINE_float("over", None, "Of tests that cost more seconds list those that could be slow.")
 ROWS = 30  # files with a row of their own
 COMPILED = "/jax/core/compile/backend_compile_duration"
 KEPT = "/jax/compilation_cache/cache_hits"
@@ -48,7 +49,7 @@ class Costs:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Measure a test, with its setup and teardown."""
-        put_down_to(item.nodeid.partition("::")[0])
+        put_down_to(item.nodeid)
         before, programs = cpu_seconds(), self._programs.copy()
         result = yield
         seconds, programs = cpu_seconds() - before, self._programs - programs
@@ -65,14 +66,14 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def put_down_to(file: str) -> None:
-    """Attribute the lines that are reached from now on to a test file, if coverage runs."""
+def put_down_to(test: str) -> None:
+    """Attribute the lines that are reached from now on to a test, if coverage runs."""
     try:
         from coverage import Coverage
     except ImportError:
         return
     if running := Coverage.current():
-        running.switch_context(file)
+        running.switch_context(test)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,14 +98,39 @@ def costs(path: Path) -> dict[str, list[float]]:
     return dict(found)
 
 
-def only_reached(path: Path) -> Counter[str]:
-    """Return test file → the lines that no other test file reaches, nor any import or child."""
+def reached(path: Path) -> dict[tuple[str, int], list[str]]:
+    """Return file and line of the package → the tests that reach it; "" for imports and children."""
     from coverage import CoverageData
 
-    data, found = CoverageData(str(path)), Counter[str]()
+    data = CoverageData(str(path))
     data.read()
-    for file in data.measured_files():
-        found.update(names[0] for names in data.contexts_by_lineno(file).values() if len(names) == 1 and names[0])
+    lines = ((file, data.contexts_by_lineno(file)) for file in data.measured_files())
+    return {(file, line): tests for file, found in lines for line, tests in found.items()}
+
+
+def only_reached(lines: Mapping[tuple[str, int], list[str]]) -> Counter[str]:
+    """Return test file → the lines that no other test file reaches, nor any import or child."""
+    files = ({test.partition("::")[0] for test in tests} for tests in lines.values())
+    return Counter(file for (file, *others) in files if file and not others)
+
+
+def reaching_nothing_alone(
+    lines: Mapping[tuple[str, int], list[str]], seconds: Mapping[str, float], over: float
+) -> list[str]:
+    """Return expensive tests, most expensive first, without all of which each line is reached as before."""
+    left = {line: {*tests} for line, tests in lines.items()}
+    by_test = defaultdict(list)
+    for line, tests in lines.items():
+        for test in tests:
+            by_test[test].append(line)
+    found = []
+    for test in sorted(
+        (test for test in by_test if seconds.get(test, 0) > over), key=seconds.__getitem__, reverse=True
+    ):
+        if all(len(left[line]) > 1 for line in by_test[test]):
+            found.append(test)
+            for line in by_test[test]:
+                left[line].remove(test)
     return found
 
 
@@ -139,8 +165,13 @@ def main(_: list[str]) -> None:
         raise app.UsageError("--before=FILE names the costs of a run")
     before = costs(Path(BEFORE.value)) if BEFORE.value else cost_of_one_file()
     after = costs(Path(AFTER.value)) if AFTER.value else {}
-    only = only_reached(Path(REACHED.value)) if REACHED.value else {}
-    print("\n".join(table(before, after, only)))
+    lines = reached(Path(REACHED.value)) if REACHED.value else {}
+    print("\n".join(table(before, after, only_reached(lines))))
+    if OVER.value is not None:
+        rows = map(json.loads, Path(BEFORE.value).read_text().splitlines())
+        seconds = {row["test"]: row["seconds"] for row in rows}
+        for test in reaching_nothing_alone(lines, seconds, OVER.value):
+            print(f"{seconds[test]:6.1f} s, reaches no line alone: {test}")
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ def typos():
     return {typo: keys for typo, keys in near.items() if typo not in DEFAULTS}
 
 
+@pytest.mark.slow
 def test_every_typo_of_every_key_is_refused_with_the_nearest_key():
     config = default_config()
     assert len(typos()) > 1_000

@@ -186,6 +186,7 @@ def test_rows_of_table_3_differ_by_what_the_paper_rounds():
             assert abs(difference - (printed - TABLE3["transformer_base"])) < 1, name
 
 
+@pytest.mark.slow
 def test_the_vocabulary_that_table_3_implies_gives_its_other_counts():
     for name, rows in (("transformer_base", 40_800), ("table3_c_d256", 40_800), ("table3_c_d1024", 40_800)):
         assert round(millions(name, rows)) == TABLE3[name], name

@@ -377,6 +377,7 @@ def prepared(folder, cores, reads, kills=""):
     return code, {path.name: path.read_bytes() for path in found[0].iterdir()} if found else {}
 
 
+@pytest.mark.slow
 def test_processes_and_kills_leave_the_arrays_as_they_are(tmp_path):
     code, expected = prepared(tmp_path / "one", 1, True)
     assert (code, len(expected)) == (0, 7)

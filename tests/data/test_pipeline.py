@@ -228,6 +228,7 @@ def test_weights_that_leave_nothing_to_train_on_are_refused(tmp_path):
         make_batches([open_pairs(numbered(10), tmp_path)], [0.01], config, 0, FEATURES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", slow_but(["buckets", "packed"], "buckets"), indirect=True)
 def test_making_many_batches_takes_no_more_memory_than_making_a_few(batches):
     sizes = []

@@ -32,6 +32,7 @@ def test_stopping_early_loses_nothing(toy, beam_size, n_best, alpha, scale):
         assert_same(hypotheses(found, i), patient(model, i, limit, alpha, beam_size)[:n_best])
 
 
+@pytest.mark.slow
 def test_asking_for_fewer_hypotheses_stops_earlier(toy):
     model = toy(2, 1, 0.1)
     model.table[:, 0, :, EOS] += 3.0  # so the empty hypothesis wins, and its rivals end one after another
@@ -39,6 +40,7 @@ def test_asking_for_fewer_hypotheses_stops_earlier(toy):
     assert steps[1] < steps[3]
 
 
+@pytest.mark.slow
 def test_patience_is_over_when_enough_have_ended(toy):
     model, limits = toy(2, 24, 0.5), [6, 5, 4, 3, 2, 1] * 4
     found = model.search(beam_search, limits, patience=1.0, size=4, n_best=2, length_penalty=1.0)
@@ -59,6 +61,7 @@ def cost(cache):
     return -0.7 * (cache["self"]["history"] == 3).sum(1).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_coverage_is_added_to_the_scores_of_ends(toy):
     model, limits, alpha = toy(4, 6, 1.5), [4, 3, 2] * 2, 1.0
     wide = model.search(beam_search, limits, size=121, n_best=121, length_penalty=alpha, coverage=cost)

@@ -53,6 +53,7 @@ def test_full_width_finds_what_exhaustive_search_finds_among_outputs_with_all_ph
         assert_same(hypotheses(found, i), exhaustive(model, i, limit, 1.0, phrases=phrases[i]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beam_size", slow_but([1, 2], 2))
 def test_narrow_beams_find_room_for_unlikely_phrases(toy, beam_size):
     model = toy(4, 8)
@@ -69,6 +70,7 @@ def test_narrow_beams_find_room_for_unlikely_phrases(toy, beam_size):
             assert score == pytest.approx(model.score(i, tokens) / penalty(len(tokens), 0.6), abs=2e-5)
 
 
+@pytest.mark.slow
 def test_phrases_go_with_groups_and_rules(toy):
     model = toy(6, 4)
     model.table[:, 2, :, EOS] += 4.0
@@ -84,6 +86,7 @@ def test_phrases_go_with_groups_and_rules(toy):
         assert tokens[0] == 4 or i == 1
 
 
+@pytest.mark.slow
 def test_a_sentence_without_phrases_is_ranked_as_if_its_batch_had_none(toy):
     model, phrases = toy(11, 12, 0.3), [[], [(4,)]] * 6
     model.table[:, :, :, EOS] -= 2.0
@@ -116,6 +119,7 @@ def test_progress_is_what_reading_the_tokens_again_finds():
                 assert found[i, beam] == constraint_tokens(tuple(tokens[i, beam, : now + 1]), phrases[i])
 
 
+@pytest.mark.slow
 def test_banks_share_the_beam():
     ranks = -jnp.arange(8.0)[None]
     bank = jnp.array([[0, 0, 0, 0, 1, 1, 2, 2]])

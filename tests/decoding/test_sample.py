@@ -132,6 +132,7 @@ def assert_frequent(samples, expected):
         assert abs(found - share) <= 4 * np.sqrt(share * (1 - share) / len(samples))
 
 
+@pytest.mark.slow
 def test_a_sample_depends_on_its_key_and_sentence_alone(toy):
     model, keys = toy(2, 3), jax.random.split(jax.random.key(0), 12)
     together = model.search(sample, [6, 6, 6], keys=keys, top_p=0.9)

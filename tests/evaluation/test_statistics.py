@@ -86,6 +86,7 @@ def test_the_bootstrap_is_that_of_sacrebleu(texts, name):
     assert ours[1].p > 0.05 > ours[2].p
 
 
+@pytest.mark.slow
 def test_the_bootstraps_p_is_that_of_plain_resampling(texts):
     references, base, near, _ = texts
     bleu, rng = BLEU(), np.random.default_rng(5)

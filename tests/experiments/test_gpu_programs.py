@@ -22,6 +22,7 @@ def test_every_case_has_the_programs_of_its_task(sample):
     assert len(set(sample)) == 6
 
 
+@pytest.mark.slow
 def test_cells_are_kept_in_a_file_and_what_it_lacks_is_compiled(monkeypatch, tmp_path, sample):
     asked, first, second, third = [], *sample[:3]
     found = {first: RuntimeError("no such\nprogram"), second: UserError("not this mesh")}

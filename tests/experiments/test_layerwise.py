@@ -11,6 +11,7 @@ from jformer.tasks.task import make_loss, token_loss
 from tests.conftest import make_batch
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_mean_loss_and_activations_outputs_of_blocks_where_there_is_text(tiny):
     model, params = tiny(num_decoder_layers=1, norm="none")  # the last block's output is the stack's
     batch = jax.device_put(make_batch([5, 9, 3], [7, 4, 9]))

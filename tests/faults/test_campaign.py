@@ -91,6 +91,7 @@ def test_a_flip_changes_one_bit():
     assert sum(byte.bit_count() for byte in content) == 1
 
 
+@pytest.mark.slow
 def test_a_child_heeds_signals_that_the_campaign_was_started_to_ignore(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a command in the background of a script
     try:

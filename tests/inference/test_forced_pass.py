@@ -100,6 +100,7 @@ def test_a_recurrent_decoder_shows_its_one_alignment():
     assert shown.cross.rollout() is None
 
 
+@pytest.mark.slow
 def test_activations_have_a_place_for_every_token_and_no_padding(translator):
     (attended,) = translator.attend([("abc d", "fgh")])
     names = ["*/weights", "*/block/output", "decoder/block/self_attn/heads", "source_input/output", "logits"]
@@ -120,6 +121,7 @@ def test_activations_have_a_place_for_every_token_and_no_padding(translator):
     np.testing.assert_allclose([p.max() for p in likely], [c.likeliest[0][1] for c in attended.choices], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_interventions_count_in_answers_and_scores(translator):
     b = int(CHARS.encode(["b"])[0][0])
     always = translator.intervene({"logits": lambda logits, _: logits.at[..., b].add(100.0)})
@@ -166,6 +168,7 @@ def test_masked_tokens_are_shown_with_what_the_run_takes_them_for():
     assert told == pytest.approx(loss_of(predictor, RESTORED), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", slow_but(["t5", "bart"], "t5"))
 def test_denoising_is_shown_from_the_noised_source_to_what_restores_it(noise):
     fields = FIELDS | {"vocab_size": CHARS.vocab_size + 200}
@@ -286,6 +289,7 @@ def test_attention_is_that_of_the_last_layer_the_mean_of_heads_and_models(member
     assert (found["attention"].argmax(axis=-1) < np.array([[5], [3], [8]])).all()  # never padding
 
 
+@pytest.mark.slow
 def test_attention_shows_its_weights_on_every_machine(members):
     here = score(members[:1], attend=True)["attention"]
     with compiling_for(Target("gpu")):

@@ -43,6 +43,7 @@ def flops_of_a_row(model, params, **options):
     return costs["flops"] / INPUTS / DecodeConfig(**options).hypotheses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["encdec", "decoder"], "decoder"))
 def test_a_sample_costs_no_more_where_there_are_more_of_them(tiny, family):
     model, params = tiny(family=family)
@@ -146,6 +147,7 @@ def test_a_copy_is_made_once_and_anew_for_other_parameters(tiny):
     assert PreparedParams([model], None, rounded=True, enabled=False)([params])[0] is params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(KINDS, "encdec", "encoder"))
 def test_answers_are_the_same(kind):
     task, fields = KINDS[kind]
@@ -160,6 +162,7 @@ def test_answers_are_the_same(kind):
     assert laid == plain
 
 
+@pytest.mark.slow
 def test_no_kernel_is_cut_out_of_a_stack_in_a_call(tiny):
     wide = {"d_model": 128, "d_ff": 256}
     model, params = tiny(**{**SMALL, **wide})

@@ -186,6 +186,7 @@ def test_the_tags_of_a_pass_are_the_likeliest_of_each_position():
     assert [word.probability for word in output.tags] == pytest.approx([0.9, 0.6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crf", [False, True])
 @pytest.mark.parametrize("recurrent", slow_but([None, LSTM], None))
 def test_a_line_alone_gets_the_tags_it_gets_among_others(tagger, recurrent, crf):

@@ -52,6 +52,7 @@ def ask(predictor, texts, **more):
     return predictor.generate([Request(text, line=line, **more) for line, text in enumerate(texts)])
 
 
+@pytest.mark.slow
 def test_empty_lines_stay_empty_and_order_is_kept(predictor):
     texts = [*TEXTS, "hgfedcba hgfedcba"]  # the last one is of another shape
     together = predictor().predict(texts)
@@ -69,6 +70,7 @@ def test_output_does_not_depend_on_the_batch(predictor, beam_size):
     assert together == alone * 2
 
 
+@pytest.mark.slow
 def test_a_padding_symbol_past_the_vocabulary_changes_no_output(tiny):
     model, params = tiny(family="decoder", vocab_size=ROWS, **MODEL)
     options = {"beam_size": 3, "max_extra_length": 6, "repetition_penalty": 1.2, "forbid": ("<pad>",)}
@@ -123,6 +125,7 @@ def test_output_is_no_longer_than_the_source_and_the_extra(predictor):
     assert p.counts[TRUNCATED] - before == sum(len(one.ids) > 0 and one.ids[-1] != EOS for one in outputs) > 0
 
 
+@pytest.mark.slow
 def test_the_n_best_have_the_scores_of_the_forced_pass_and_are_words_of_the_vocabulary(predictor):
     p = predictor(beam_size=3, n_best=3, length_penalty=0.0, forbid=("<unk>",))
     for text, outputs in zip(TEXTS, ask(p, TEXTS), strict=True):
@@ -139,6 +142,7 @@ def test_the_n_best_have_the_scores_of_the_forced_pass_and_are_words_of_the_voca
             assert max(output.ids) < CHARS.vocab_size
 
 
+@pytest.mark.slow
 def test_a_prefix_begins_the_output(predictor):
     p = predictor()
     for outputs in ask(p, ["abc", "b"], prefix="hag"):
@@ -147,6 +151,7 @@ def test_a_prefix_begins_the_output(predictor):
     assert [mixed[0][0].text, mixed[2][0].text] == p.predict(["abc", "cab"])
 
 
+@pytest.mark.slow
 def test_samples_depend_on_their_line_alone(predictor):
     p = predictor(search="sample", samples=3)
     together = ask(p, TEXTS)

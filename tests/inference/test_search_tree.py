@@ -37,7 +37,9 @@ def predictor(tiny):
             # Few letters may be written, so that outputs end: coverage says nothing of those that are cut.
             {"beam_size": 4, "n_best": 3, "length_penalty": 0.6, "coverage_penalty": 30.0, "forbid": tuple("bcdefg")},
         ),
-        ("translate", {"beam_size": 4, "n_best": 4, "beam_groups": 2, "diversity": 0.1}),
+        pytest.param(
+            "translate", {"beam_size": 4, "n_best": 4, "beam_groups": 2, "diversity": 0.1}, marks=pytest.mark.slow
+        ),
         pytest.param("lm", {"beam_size": 3, "n_best": 2, "length_penalty": 0.0}, marks=pytest.mark.slow),
     ],
 )
@@ -75,6 +77,7 @@ def test_every_step_keeps_as_many_as_there_are_beams(predictor):
     assert (np.array(tree.states)[np.unique(tree.parents[1:])] == "kept").all()  # nothing follows what went nowhere
 
 
+@pytest.mark.slow
 def test_a_search_with_phrases_has_its_tree(predictor):
     run = predictor(beam_size=4, max_extra_length=9)
     asked = Request("abc", prefix="h", constraints=["ga"])
@@ -84,6 +87,7 @@ def test_a_search_with_phrases_has_its_tree(predictor):
     assert "ga" in "".join(answer(tree))
 
 
+@pytest.mark.slow
 def test_an_empty_text_has_no_tree_and_one_that_is_split_several(predictor):
     run = predictor(beam_size=2, overlong="split")
     limit = run.inputs.side.max_length
@@ -135,6 +139,7 @@ def test_a_search_without_a_beam_has_no_tree(predictor, options, message):
         predictor(**options).search_trees(["abc"])
 
 
+@pytest.mark.slow
 def test_broken_weights_are_refused(predictor):
     run = predictor(beam_size=2)
     run.params, healthy = jax.tree.map(lambda x: x * np.nan, run.params), run.params

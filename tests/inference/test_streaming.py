@@ -60,7 +60,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, "beams", "in pieces"))
+@pytest.mark.parametrize("name", slow_but(CASES, "in pieces"))
 def test_answers_are_those_of_the_whole_and_what_was_told_stays(predictor, name):
     model = predictor(**CASES[name])
     texts, outputs = told(started(model))
@@ -75,6 +75,7 @@ def test_answers_are_those_of_the_whole_and_what_was_told_stays(predictor, name)
     assert sum(map(len, texts.values())) > 2 * len(REQUESTS)
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_for_those_who_leave(predictor):
     model = predictor(beam_size=1)
     streaming = started(model)

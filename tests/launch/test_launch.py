@@ -160,6 +160,7 @@ print(*(os.environ[f"JAX_{name}"] for name in ("COORDINATOR_ADDRESS", "NUM_PROCE
 """
 
 
+@pytest.mark.slow
 def test_hosts_run_a_process_for_each_gpu_and_restart_those_that_die(cloud):
     die = f"{PLACE}attempt == 0 and process == 3 and os.kill(os.getpid(), 9)"
     result = on_hosts(cloud, "all", die)
@@ -175,6 +176,7 @@ def test_hosts_run_a_process_for_each_gpu_and_restart_those_that_die(cloud):
     assert "supervise: done" in on_hosts(cloud, "logs").stdout
 
 
+@pytest.mark.slow
 def test_hosts_that_do_not_answer_end_the_watching_and_not_the_run(cloud):
     cloud.prepare(faults=[{"call": "flock -n jformer.lock sed", "code": 255, "says": "b: connection timed out"}] * 5)
     result = on_hosts(cloud, "all", "import time; time.sleep(600)")
@@ -217,6 +219,7 @@ def assert_lost(cloud, result):
     assert_deleted(cloud)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("life", [["WAITING_FOR_RESOURCES", "FAILED"], ["PROVISIONING", "SUSPENDING", "SUSPENDED"]])
 def test_a_slice_taken_away_before_it_came_is_given_back(cloud, life):
     cloud.prepare(lives=[life])
@@ -226,6 +229,7 @@ def test_a_slice_taken_away_before_it_came_is_given_back(cloud, life):
     assert_deleted(cloud)
 
 
+@pytest.mark.slow
 def test_a_run_whose_slice_was_taken_away_goes_on_with_the_same_command(cloud):
     cloud.prepare(lives=[["ACTIVE until taken", "SUSPENDED"]])
     assert_lost(cloud, everything(cloud, TAKEN.format(1)))
@@ -235,6 +239,7 @@ def test_a_run_whose_slice_was_taken_away_goes_on_with_the_same_command(cloud):
     assert [len(cloud.starts(worker)) for worker in range(2)] == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "code"), [("SUSPENDED", 75), ("ACTIVE, rebooted", 0)])
 def test_workers_that_shut_down_were_not_stopped_by_the_user(cloud, then, code):
     cloud.prepare(lives=[["ACTIVE until taken", "ACTIVE, shutting down", then]])
@@ -243,6 +248,7 @@ def test_workers_that_shut_down_were_not_stopped_by_the_user(cloud, then, code):
     assert cloud.count("queued-resources", "create") == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_the_user_stops_is_over(cloud):
     result = everything(cloud, "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)")
     assert result.returncode == 143, result.stderr
@@ -250,6 +256,7 @@ def test_a_run_that_the_user_stops_is_over(cloud):
     assert_deleted(cloud)
 
 
+@pytest.mark.slow
 def test_a_lost_connection_is_tried_again(cloud):
     lost = {"code": 255, "says": "ssh: connection closed"}
     calls = ["tpu-vm scp", "tar -xzf", "jformer.supervise", "jformer.supervise", "sed", "sed", "describe"]
@@ -260,6 +267,7 @@ def test_a_lost_connection_is_tried_again(cloud):
     assert json.loads((cloud.folder / "faults.json").read_text()) == []
 
 
+@pytest.mark.slow
 def test_an_empty_answer_is_none(cloud):
     cloud.prepare(faults=[{"call": "sed", "code": 0, "says": ""}] * 2)
     result = everything(cloud, "import time; time.sleep(2); (workdir / f'ended-{process}').touch()")
@@ -282,6 +290,7 @@ def test_a_slice_with_dead_workers_is_lost(cloud):
     assert_lost(cloud, everything(cloud, "pass"))
 
 
+@pytest.mark.slow
 def test_workers_that_stop_to_answer_are_noticed(cloud):
     silence = [{"call": "sed", "code": 255, "says": "worker 1: connection timed out"}] * 5
     cloud.prepare(faults=silence)
@@ -290,6 +299,7 @@ def test_workers_that_stop_to_answer_are_noticed(cloud):
     assert "not all workers answer: worker 1: connection timed out" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_gone_is_started_again(cloud):
     reboot = "import os, time; attempt == 0 and os.kill(os.getppid(), 9); time.sleep(0.2)"
     result = everything(cloud, reboot)
@@ -371,6 +381,7 @@ def test_each_kind_of_slice_has_its_runtime(cloud, kind, runtime):
     assert f"--runtime-version={runtime} " in cloud.launch("create", *SLICE, f"--type={kind}").stdout
 
 
+@pytest.mark.slow
 def test_local_processes_go_on_after_a_death(cloud, tmp_path):
     code = "import os, time; attempt == 0 and process == 1 and os.kill(os.getpid(), 9); print('I am', process)"
     workdir = tmp_path / "a run"
@@ -380,6 +391,7 @@ def test_local_processes_go_on_after_a_death(cloud, tmp_path):
     assert (workdir / "logs" / "process-1.log").read_text() == "I am 1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "again"), [("pass", False), ("exit(143 if process else 0)", True), ("exit(2)", False)])
 def test_a_job_runs_on_all_nodes_and_is_queued_again_when_stopped(cloud, end, again):
     told = {"SLURM_JOB_ID": "40123", "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_JOB_NUM_NODES": "2"}

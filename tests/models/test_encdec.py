@@ -44,6 +44,7 @@ def test_cached_step_equals_full_pass(tiny, fields):
     check_cache(*tiny(**fields), make_batch([7, 5], [6, 6]), atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [0, 1])
 def test_beams_share_memory_and_entries_and_go_on_from_any_history(tiny, window):
     model, params = tiny(window=window)

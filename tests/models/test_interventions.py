@@ -27,6 +27,7 @@ def recorded(model, params, batch, *names):
     return jax.jit(lambda params, batch: activations(model, params, batch, names or ("*",)))(params, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", slow_but(EVERY, *QUICK), ids=[architectures()[c][0] for c in EVERY])
 def test_an_activation_replaced_by_its_own_value_changes_no_bit(config):
     model, params = built(config)
@@ -41,6 +42,7 @@ def test_an_activation_replaced_by_its_own_value_changes_no_bit(config):
     assert config.recurrent.cell or len(own) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", slow_but(LAYERS, LAYERS[2]), ids=str)
 def test_zeroed_heads_of_a_layer_are_an_output_projection_of_zeros(tiny, fields):
     model, params = tiny(**fields)
@@ -58,6 +60,7 @@ def test_zeroed_heads_of_a_layer_are_an_output_projection_of_zeros(tiny, fields)
     check_cache(zeroed, params, make_batch([7, 5], [6, 6]), atol=5e-5)
 
 
+@pytest.mark.slow
 def test_vectors_steer_with_a_cache_as_in_a_whole_pass(tiny):
     model, params = tiny(norm="pre")
     vector = jax.random.normal(jax.random.key(1), (32,))

@@ -128,6 +128,7 @@ def small(cache, lora=None, **options):
     return resolve(config)
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_adapters_alone_and_resume_to_the_bit(base, tmp_path):
     cache, moved = base.parent / "cache", shutil.copytree(base, tmp_path / "moved")
     lora = {"rank": 2, "dropout": 0.1, "base_dtype": "bfloat16"}

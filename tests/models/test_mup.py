@@ -83,6 +83,7 @@ def growth(**changes):
     return {parametrization: change(WIDE, parametrization) / base for parametrization in ("standard", "mup")}
 
 
+@pytest.mark.slow
 def test_the_base_model_is_the_standard_one_through_training():
     ours, theirs = (trained(model_of(BASE, name, family="decoder")) for name in ("mup", "standard"))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)

@@ -90,6 +90,7 @@ def test_cached_step_equals_full_pass(name):
     check_cache(*model_of(name), make_batch([7, 5], [6, 6]), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but([*RARE, "encoder"], "encoder"))
 def test_padding_and_neighbours_change_nothing(name):
     alone, wide = make_batch([7], [6]), make_batch([7, 11, 3], [6, 2, 9], source_size=16, target_size=12)
@@ -102,6 +103,7 @@ def test_a_position_sees_no_later_target_token(name):
     check_causality(*model_of(name), make_batch([7, 5], [6, 6]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(ENCDEC, "additive"))
 def test_the_source_is_read(name):
     model, params = model_of(name)
@@ -120,6 +122,7 @@ def test_attention_sums_to_one_over_the_source(name):
     assert not weights[1, :, 5:].any()
 
 
+@pytest.mark.slow
 def test_a_reversed_source_gives_the_same_as_reading_it_reversed():
     forwards, params = built(RecurrentConfig("lstm", bridge="copy"))
     backwards, _ = built(ENCDEC["none"])
@@ -130,6 +133,7 @@ def test_a_reversed_source_gives_the_same_as_reading_it_reversed():
     np.testing.assert_array_equal(run(forwards, params, flipped), run(backwards, params, batch))
 
 
+@pytest.mark.slow
 def test_the_last_position_can_be_what_a_classifier_reads():
     fields = {"family": "encoder", "head": HeadConfig(num_classes=3, pooling="last")}
     model, params = built(RecurrentConfig("gru"), **fields)

@@ -61,6 +61,7 @@ def test_loss_and_gradient_stay_the_same(remat, unroll):
     assert sum(jax.tree.leaves(difference)) <= 1e-5 * sum(np.linalg.norm(x) for x in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [SMOOTH, pytest.param({"activation": "swiglu", "norm_type": "rmsnorm"}, marks=pytest.mark.slow)],

@@ -61,6 +61,7 @@ MESHES = [(2, 2, 2), (1, 8, 1), (8, 1, 1), (1, 1, 8)]
 shapes = functools.partial(pytest.mark.parametrize, "sizes", ids=lambda sizes: "x".join(map(str, sizes)))
 
 
+@pytest.mark.slow
 @shapes(slow_but(MESHES, (2, 2, 2)))
 def test_each_device_does_its_share_of_the_products(program, sizes):
     share = flops(program(*sizes)[0]) / flops(program(1, 1, 1)[0])
@@ -157,6 +158,7 @@ def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
         np.testing.assert_array_equal(leaf, other)  # the same bits wherever they lie
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", slow_but([2, 1], 2), ids=["own", "shared"])
 def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
     model, params = tiny(**WIDE, positions="transformer_xl", shared_layers=layers == 1)

@@ -168,6 +168,7 @@ def test_a_run_of_images_is_not_exported(form, tmp_path):
         export(settings(), tmp_path, form, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_it_is_described_before_there_is_any_data():
     text = describe(settings())
     assert "full rows of 1,024 + 256 pixels + tokens" in text

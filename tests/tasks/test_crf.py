@@ -148,6 +148,7 @@ def test_the_partition_of_one_sentence_is_that_of_all_paths():
     assert float(found) == pytest.approx(np.log(np.exp(scores).sum()), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_changes_no_bit():
     made = []
     for length in (8, 30):
@@ -172,6 +173,7 @@ def test_a_row_of_padding_counts_nothing():
     assert tags_of(pairs, batch).log_probs[1] == 0
 
 
+@pytest.mark.slow
 def test_without_transitions_a_chain_is_tags_one_by_one():
     batch, words = LAYOUTS["packed"]
     pairs = pairs_of(batch, words, table=np.zeros_like(TABLE))
@@ -195,6 +197,7 @@ def untrained(kind):
     return model, {**draw_params(model), "transitions": jnp.asarray(TABLE)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(KINDS, "transformer"))
 def test_devices_share_the_rows_of_chains(kind):
     (model, params), (batch, _) = untrained(kind), LAYOUTS["apart"]

@@ -70,6 +70,7 @@ def test_the_loss_is_that_of_finding_the_second_text_in_both_directions(smoothin
         assert {float(each.count) for each in sums.values()} == {7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "shape"),
     [

@@ -11,6 +11,7 @@ from jformer.models.layers.matmul import jax_gradients
 from jformer.parallel.backend import Target, compiling_for
 from jformer.tasks import losses
 from tests.conftest import equations
+from tests.slow import slow_but
 
 V = 37
 RNG = np.random.default_rng(0)
@@ -275,7 +276,7 @@ ARGUMENTS = jax.tree.map(jnp.asarray, (HIDDEN, PARAMS, WEIGHTS))
 
 @pytest.mark.parametrize("part", [0, 1], ids=["total", "count"])
 @pytest.mark.parametrize("name", ["loss", "nll", "correct"])
-@pytest.mark.parametrize("mine", [False, True], ids=["by_hand", "by_jax"])
+@pytest.mark.parametrize("mine", slow_but([False, True], False), ids=["by_hand", "by_jax"])
 def test_every_figure_has_the_gradient_of_the_plain_one(mine, name, part, positions):
     with jax_gradients(mine):
         found = jax.jit(jax.grad(chunked_total(name, part), (0, 1, 2)))(*ARGUMENTS)
@@ -284,7 +285,7 @@ def test_every_figure_has_the_gradient_of_the_plain_one(mine, name, part, positi
     assert_trees_close((*found, alone), (*expected, expected[0]))
 
 
-@pytest.mark.parametrize("name", ["loss", "nll"])
+@pytest.mark.parametrize("name", slow_but(["loss", "nll"], "nll"))
 def test_forward_mode_and_products_with_the_hessian_are_those_of_the_plain_figure(name, positions):
     tangents = jax.tree.map(lambda x: jnp.cos(7 * x + 1), ARGUMENTS)
 

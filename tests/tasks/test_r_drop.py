@@ -15,6 +15,7 @@ from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks import losses
 from jformer.tasks.task import make_loss, token_loss
 from tests.conftest import TINY, draw_params, make_batch
+from tests.slow import slow_but
 
 KEY = jax.random.key(3)
 TASK = SimpleNamespace(loss=token_loss(0.1))
@@ -26,7 +27,7 @@ def log_probs(logits):
     return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
 
 
-@pytest.mark.parametrize("chunk", [2**21, 300], ids=["at once", "a few positions at a time"])
+@pytest.mark.parametrize("chunk", slow_but([2**21, 300], 300), ids=["at once", "a few positions at a time"])
 def test_the_loss_is_half_of_the_papers(tiny, monkeypatch, chunk):
     """Liang et al. 2021, equations 1 to 4, with the smoothed loss in place of the first term."""
     monkeypatch.setitem(losses.CHUNK, "cpu", chunk)
@@ -50,6 +51,7 @@ def gradient_of(model, alpha):
     return jax.jit(jax.value_and_grad(lambda p: make_loss(model, TASK.loss, alpha)(p, batch, KEY)["loss"].total))
 
 
+@pytest.mark.slow
 def test_without_dropout_both_passes_agree(tiny):
     model, params = tiny(family="decoder")
 

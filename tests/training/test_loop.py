@@ -135,6 +135,7 @@ def test_run_that_was_killed_and_stopped_ends_bit_equal_to_an_unbroken_one(unbro
     assert rows(tmp_path, "valid") == rows(unbroken, "valid")
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_before_its_first_update_with_one_line(cache, tmp_path):
     process = start(tmp_path, cache)
     log, deadline = tmp_path / "log.txt", time.monotonic() + 400
@@ -183,6 +184,7 @@ def test_finished_run_leaves_what_the_interface_promises(unbroken):
     assert len((unbroken / "outputs" / "test.txt").read_text().splitlines()) == results["test"]["examples"]
 
 
+@pytest.mark.slow
 def test_workdir_alone_is_enough_to_predict_and_evaluate(unbroken, tmp_path, capsys):
     text = tmp_path / "in.txt"
     text.write_text("a b c\n\nd e\n")
@@ -206,6 +208,7 @@ def test_a_tokenizer_of_another_run_is_refused_by_whoever_answers(unbroken, tmp_
         jformer.load(run)
 
 
+@pytest.mark.slow
 def test_finished_run_has_nothing_left_to_do_and_longer_one_goes_on(unbroken, cache, tmp_path, capfd):
     options = {"train__eval_every": 0, "train__checkpoint_every": 5}
     config = small(cache, train__num_steps=5, **options)
@@ -235,6 +238,7 @@ def test_a_trace_of_updates_is_written_once(cache, tmp_path, capfd):
     assert len(trace_events(tmp_path / "profile")) == len(found)
 
 
+@pytest.mark.slow
 def test_a_run_lasts_as_many_epochs_as_are_asked_for(cache, tmp_path):
     config = small(cache, train__num_epochs=0.5)
     batches = open_data(config.data, config.train, config.seed, build_task(config), tmp_path, learned=False).batches
@@ -296,6 +300,7 @@ def poison(monkeypatch):
     return poison_from
 
 
+@pytest.mark.slow
 def test_skipped_updates_end_a_run_soon_with_the_reason_and_push_no_checkpoint_out(cache, tmp_path, poison):
     few = {"train__keep_last": 2, "train__checkpoint_every": 2, "train__eval_every": 2, "train__samples": 0}
     config, steps = small(cache, **few, train__max_skipped=8, train__log_every=1_000), []

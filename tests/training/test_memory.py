@@ -87,6 +87,7 @@ def test_prediction_is_within_15_percent_of_what_the_compiler_says(model, shape)
     assert predicted == pytest.approx(sum(sizes) - found.alias_size_in_bytes, rel=0.15)
 
 
+@pytest.mark.slow
 def test_validation_in_microbatches_takes_a_share_of_the_memory():
     model, mesh = build_model(ModelConfig(**SMALL)), make_mesh(1)
     config = resolve({})
@@ -101,6 +102,7 @@ def test_validation_in_microbatches_takes_a_share_of_the_memory():
     assert taken[1] < 0.5 * taken[0]
 
 
+@pytest.mark.slow
 def test_classes_of_memory_are_told_apart():
     model, shape = ModelConfig(**SMALL), Shape(32, 16, 16)
     count = 4 * sum(leaf.size for leaf in jax.tree.leaves(update(model, shape, make_mesh(1))[1].params))

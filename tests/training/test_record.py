@@ -127,6 +127,7 @@ def test_curves_that_have_no_room_are_an_error_where_they_are_written(tmp_path):
             writer.write({"step": step, "split": "train", "loss": 0.5})
 
 
+@pytest.mark.slow
 def test_curves_that_have_no_room_when_they_are_kept_are_told_once(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     with no_file_above(100):

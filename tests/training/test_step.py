@@ -223,6 +223,7 @@ def test_gradients_of_frozen_parameters_count_neither_in_the_norm_nor_as_not_fin
     assert float(found["few"].grad_norm) == pytest.approx(12**0.5)
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_once_however_many_microbatches_there_are(noisy):
     model, params = noisy
     mesh = make_mesh(1)

@@ -81,6 +81,7 @@ def examples(corpus: Corpus) -> list[QuickstartPair]:
     return [example for split in corpus.values() for example in split]
 
 
+@pytest.mark.slow
 def test_splits_have_the_promised_sizes(corpus: Corpus) -> None:
     sizes = {split: len(examples) for split, examples in corpus.items()}
     assert sum(sizes.values()) == 100_000
@@ -88,6 +89,7 @@ def test_splits_have_the_promised_sizes(corpus: Corpus) -> None:
     assert sizes["valid"] == pytest.approx(1_000, rel=0.1)
 
 
+@pytest.mark.slow
 def test_every_family_has_its_share_and_can_be_scored_alone(corpus: Corpus, examples: list[QuickstartPair]) -> None:
     assert sum(percent for _, percent in FAMILIES.values()) == 100
     counts = collections.Counter(example.family for example in examples)
@@ -108,6 +110,7 @@ def test_no_source_occurs_twice(examples: list[QuickstartPair]) -> None:
     assert len({example.source for example in examples}) == len(examples)
 
 
+@pytest.mark.slow
 def test_a_source_never_has_two_targets() -> None:
     """Drawn across all families, before `build` drops what it has seen."""
     targets: dict[str, str] = {}

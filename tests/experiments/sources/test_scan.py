@@ -51,6 +51,7 @@ def test_commands_ask_for_the_actions_of_the_paper():
     assert max(len(words.split()) for words in meaning) == 9
 
 
+@pytest.mark.slow
 def test_every_split_is_the_same_for_ever(splits):
     """SHA-256 of its pairs."""
     config = SourceConfig(source="experiments.sources.scan:open_split")

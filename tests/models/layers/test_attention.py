@@ -108,6 +108,7 @@ def test_the_gradient_of_float32_scores_is_that_of_autodiff():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_weights_are_kept_in_bfloat16_alone_and_give_the_gradient_of_float32():
     half, full = bfloat16_inputs((2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 16))
 
@@ -144,6 +145,7 @@ def test_dropout_of_weights_has_the_rate_and_keeps_their_mean():
     assert abs((np.asarray(kept) == 0).mean() - rate) < 4 * (rate * (1 - rate) / kept.size) ** 0.5
 
 
+@pytest.mark.slow
 def test_dropped_weights_of_a_row_ignore_its_neighbours():
     x = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
 

@@ -55,7 +55,7 @@ def values_and_gradients(parts, chunk=None):
 
 
 @pytest.mark.parametrize("chunk", slow_but([1, 3, 6], 3))
-@pytest.mark.parametrize("parts", ["all", "no bias", "not causal", "window"])
+@pytest.mark.parametrize("parts", slow_but(["all", "no bias", "not causal", "window"], "window"))
 def test_values_and_gradients_are_those_of_all_queries_at_once(chunk, parts):
     (found, gradients), (expected, theirs) = values_and_gradients(parts, chunk), values_and_gradients(parts)
     np.testing.assert_allclose(found, expected, atol=2e-6)
@@ -69,6 +69,7 @@ def temporaries(attention, length):
     return gradient.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_length():
     """The mask is no exception: it is made for one chunk at a time."""
 
@@ -87,6 +88,7 @@ def test_memory_is_linear_in_the_length():
 CHUNKED = {"positions": "alibi"}, {"family": "decoder", "positions": "transformer_xl"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", slow_but(CHUNKED, CHUNKED[1]), ids=["encdec", "decoder"])
 def test_a_model_computes_the_same_with_all_dropout_on(tiny, fields):
     model, params = tiny(**fields, attention_dropout=0.2, dropout=0.1)

@@ -78,6 +78,7 @@ def test_no_key_is_the_identity():
     assert dropout(x, 0.5, None, Site.INPUT) is x
 
 
+@pytest.mark.slow
 def test_what_a_stack_gives_is_dropped_as_in_t5():
     options = TINY | {"dropout": 0.5, "norm": "pre"}
     kept, dropped = (Stack(ModelConfig(**options, output_dropout=last), 2, False, True) for last in (False, True))
@@ -96,6 +97,7 @@ def test_what_a_stack_gives_is_dropped_as_in_t5():
     np.testing.assert_array_equal(*plain)
 
 
+@pytest.mark.slow
 def test_the_embedded_input_is_dropped_unless_it_is_not_to_be():
     x, key = jnp.ones((3, 8, 32)), DropoutKey(jnp.uint32(5), jnp.arange(3))
     plain, holes, kept = (
@@ -108,6 +110,7 @@ def test_the_embedded_input_is_dropped_unless_it_is_not_to_be():
     np.testing.assert_array_equal(kept, plain)
 
 
+@pytest.mark.slow
 def test_a_model_drops_only_in_training_and_each_key_differently(tiny):
     model, params = tiny(family="decoder", dropout=0.5)
     batch = make_batch([5, 6], [4, 5])

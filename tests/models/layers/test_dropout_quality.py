@@ -1,12 +1,14 @@
 """Dropout masks look random to tests that do find what is not."""
 
 import numpy as np
+import pytest
 
 from experiments.checks import dropout_quality as quality
 
 SHAPE = (32, 32, 64)
 
 
+@pytest.mark.slow
 def test_masks_differ_from_independent_bits_no_more_than_chance_does():
     found = [*quality.hashed_bits(2**16, 2), *quality.tests(quality.ours, SHAPE, 2, (0.1, 0.5))]
     worst = max(found, key=lambda test: abs(test.z))
@@ -18,6 +20,7 @@ def worst_of(draw):
     return max(abs(test.z) for test in quality.tests(draw, SHAPE, 2, (0.3,)))
 
 
+@pytest.mark.slow
 def test_masks_that_repeat_are_found():
     """One fault at a time: layers, seeds, halves of a word and neighbours that are alike; a rate that is off."""
 

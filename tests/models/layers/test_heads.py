@@ -39,6 +39,7 @@ def test_the_mean_of_a_row_of_padding_is_zero():
     assert not Pooler(config).apply({}, x, nothing, None).any()
 
 
+@pytest.mark.slow
 def test_the_pooled_vector_is_dropped_in_training():
     x = jnp.ones((2, 5, D))
     found = pooled(x, dropout_key=DropoutKey(jnp.uint32(1), jnp.arange(2)))

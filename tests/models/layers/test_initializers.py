@@ -131,6 +131,7 @@ def drawn(**fields):
     return jax.device_get(init_params(model, jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_initialisers_see_one_layer_and_the_beta_of_its_stack():
     """Were glorot to see the stack [5 64 64], its deviation would be smaller by sqrt(5)."""
     params = drawn(norm="deepnorm", num_decoder_layers=3)
@@ -145,6 +146,7 @@ def test_initialisers_see_one_layer_and_the_beta_of_its_stack():
     assert params["decoder"]["block"]["cross_attn"]["v"]["kernel"].std() == pytest.approx(36**-0.25 / 8, rel=0.03)
 
 
+@pytest.mark.slow
 def test_gpt2_counts_the_layers_of_its_stack():
     block = drawn(family="decoder", init="gpt2", norm="pre")["decoder"]["block"]
     assert block["self_attn"]["o"]["kernel"].std() == pytest.approx(0.02 / math.sqrt(10), rel=0.03)
@@ -152,6 +154,7 @@ def test_gpt2_counts_the_layers_of_its_stack():
     assert block["feed_forward"]["up"]["kernel"].std() == pytest.approx(0.02, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_vision_model_begins_undecided():
     params = drawn(family="vit", init="vit", head=HeadConfig(num_classes=3))
     assert not params["classifier"]["kernel"].any()

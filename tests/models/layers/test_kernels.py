@@ -37,6 +37,7 @@ from jformer.tools.forecast.topology import compiler_options, open_topology
 from jformer.training.introduction import kernel_line
 from tests.conftest import TINY, make_batch, run
 from tests.models.reference import random_params
+from tests.slow import slow_but
 from tests.tools.forecast.test_topology import needs_cuda_compiler, needs_libtpu
 
 HALF = Call("bfloat16", 1_024, 1_024)
@@ -124,7 +125,7 @@ def test_scores_of_long_rows_are_made_in_chunks_where_no_fused_kernel_attends():
     assert choose_kernel(whole, CPU, long).kernel == "own"
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "cross"])
+@pytest.mark.parametrize("causal", slow_but([True, False], False), ids=["causal", "cross"])
 def test_splash_attention_gives_our_values_and_gradients(causal, monkeypatch):
     """Two blocks, packed rows with padding, a head of keys that two heads of queries share, another length of keys."""
     monkeypatch.setattr(kernels, "BLOCKS", (128,))
@@ -176,6 +177,7 @@ def test_a_model_takes_the_fused_kernel_in_all_three_places(monkeypatch):
     np.testing.assert_allclose(fused, own, atol=2e-5 * np.abs(own).max())
 
 
+@pytest.mark.slow
 def test_every_device_attends_from_its_own_rows_and_heads():
     mesh, shapes = make_mesh(2, 2, 2), []
 
@@ -316,7 +318,7 @@ MODELS_OF_ONE_TEXT = {  # what else each has, and whether some attention needs a
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", MODELS_OF_ONE_TEXT)
+@pytest.mark.parametrize("case", slow_but(MODELS_OF_ONE_TEXT, "window"))
 def test_models_on_a_gpu_compute_what_they_do_on_a_cpu(monkeypatch, case):
     """In float32, with XLA's attention in cuDNN's place: odd lengths, an empty row, 17 patches with the class token."""
     fields, has_mask = MODELS_OF_ONE_TEXT[case]

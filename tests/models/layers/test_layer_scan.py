@@ -23,6 +23,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 def test_a_stack_has_the_parameters_of_one_layer(tiny):
     (_, shared), (_, own) = tiny(**FIELDS), tiny(**FIELDS | {"shared_layers": False})
     for stack, layers in (("encoder", 2), ("decoder", 3)):
@@ -49,6 +50,7 @@ def equal_layers():
     return config, params, value_and_gradient(*own_layers(config, params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(RUNS, "a loop"))
 def test_outputs_and_gradients_are_those_of_equal_layers(equal_layers, name):
     config, params, (expected, each) = equal_layers

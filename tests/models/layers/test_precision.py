@@ -9,6 +9,7 @@ from jformer.models import ExecutionConfig
 from jformer.models.recurrent_config import RecurrentConfig
 from jformer.tasks.losses import chunked_cross_entropy
 from tests.conftest import make_batch
+from tests.slow import slow_but
 
 MODELS = {
     "chunks": {"positions": "transformer_xl", "execution": ExecutionConfig(unroll=1, remat="full", attention_chunk=2)},
@@ -20,7 +21,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("precision", ["default", "highest"])
+@pytest.mark.parametrize("precision", slow_but(["default", "highest"], "highest"))
 @pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS)
 def test_every_product_of_an_update_has_the_precision_of_the_config(tiny, fields, precision):
     model, params = tiny(**fields, precision=precision)

@@ -65,6 +65,7 @@ def test_request_may_come_to_any_and_without_one_all_come_to_the_end(start, aske
     assert group.said(0) == group.said(1) == ""
 
 
+@pytest.mark.slow
 def test_dead_process_is_named_by_all_others_in_a_line(start):
     group = start("nothing", "nothing", LONG)
     group.wait_for(group.folder / "2.out", "beaten\n")

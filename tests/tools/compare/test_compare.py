@@ -53,6 +53,7 @@ def told(runs, capsys):
     return call
 
 
+@pytest.mark.slow
 def test_figures_settings_and_a_tested_difference_are_shown(told):
     code, text, _ = told("post", "pre")
     assert code == 0

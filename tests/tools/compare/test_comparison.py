@@ -80,6 +80,7 @@ def test_a_table_shows_as_many_digits_as_tell():
     assert [row[2] for row in table(standings, "valid/loss")[1:]] == ["12345", "1"]
 
 
+@pytest.mark.slow
 def test_text_is_compared_by_resampling_the_outputs_of_each_seed(runs):
     standings, notes = compare_arms(scored(runs, "base", "better"), "base", "test/bleu")
     by_seed = [resampled(runs["base", seed], [runs["better", seed]], "test/bleu")[1].p for seed in (0, 1)]

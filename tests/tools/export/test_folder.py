@@ -117,7 +117,8 @@ def test_the_program_writes_what_the_run_writes(workdir, program):
     assert answers_of(LOADERS[1], program) == load(workdir, settings_of(workdir)).predict(TEXTS)
 
 
-@pytest.mark.parametrize("name", slow_but(OTHERS, "general"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
 def test_the_program_of_another_model_answers_as_its_run(name, tmp_path):
     workdir = write_run(tmp_path / "run", OTHERS[name])
     answers = load(workdir, settings_of(workdir)).predict(TEXTS)

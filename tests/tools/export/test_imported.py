@@ -38,6 +38,7 @@ def exported(run, target, format, **decode):  # noqa: A002
     return load(run, settings).generate(LINES), load_tokenizers(run / "tokenizer"), limits
 
 
+@pytest.mark.slow
 def test_ctranslate2_writes_greedily_what_the_run_writes(run, tmp_path):
     ours, (source, target), limits = exported(run, tmp_path / "served", "ctranslate2", beam_size=1)
     prefix, around = (
@@ -86,6 +87,7 @@ def test_the_program_writes_what_the_run_writes(run, tmp_path):
     assert their_texts == our_texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", slow_but(["nllb", "bart"], "nllb"), indirect=True)
 def test_the_program_has_no_more_positions_than_the_run(run, tmp_path):
     """A language or `<s>` before an answer takes one of the 32."""

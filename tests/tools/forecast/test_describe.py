@@ -91,6 +91,7 @@ def flops(text):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", slow_but(PRESETS, "bert_base", "t5_small"))
 def test_every_preset_is_described_without_a_weight(preset):
     size, expected = EXPECTED[preset]

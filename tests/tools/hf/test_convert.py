@@ -324,6 +324,7 @@ def test_an_imported_run_is_scored_not_trained_in_place_and_its_tokenizer_is_gua
         evaluate(config, Path(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_run_that_finds_answers_goes_there_and_comes_back(tmp_path):
     from jformer.inference.predict import load
 

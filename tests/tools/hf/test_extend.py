@@ -54,6 +54,7 @@ def answers(run, **decode):
     return predictor(run, **decode).generate(LINES)
 
 
+@pytest.mark.slow
 def test_texts_without_the_tokens_are_answered_as_before(runs):
     """If the tokens are forbidden: they have a share of the probabilities, so scores are others."""
     _, run, extended, _ = runs

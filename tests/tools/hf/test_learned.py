@@ -65,6 +65,7 @@ def test_symbols_stand_around_texts_as_the_model_reads_them():
     assert (two.tokens, two.type_ids) == (["<s>", "c", "</s>", "a", "</s>"], [0, 0, 0, 1, 1])
 
 
+@pytest.mark.slow
 def test_a_translator_comes_back_as_it_was(tmp_path):
     run = small_runs.learned(tmp_path / "run")
     assert "tokenizer" not in export_model(str(run), tmp_path / "theirs")

@@ -69,6 +69,7 @@ def answers(run, lines, **decode):
     return found.generate(lines), Counter(found.counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 3])
 def test_texts_of_the_corpus_are_answered_as_before(runs, beams):
     run, pruned, _ = runs
@@ -94,6 +95,7 @@ def test_parameters_shrink_by_the_rows_that_are_gone(runs):
     assert said.endswith(f"{size_of(pruned):,} of {size_of(run):,} parameters")
 
 
+@pytest.mark.slow
 def test_what_was_dropped_is_unknown_and_counted(runs):
     _, pruned, _ = runs
     outputs, counts = answers(pruned, FURTHER)
@@ -136,6 +138,7 @@ def test_a_pruned_marian_goes_to_transformers_and_comes_back(tmp_path):
     assert load(tmp_path / "again").predict(LINES) == load(run).predict(LINES)
 
 
+@pytest.mark.slow
 def test_a_pruned_tokenizer_json_stays_here(tmp_path):
     run = small_runs.bert(tmp_path / "run")
     prune(str(run), str(tmp_path / "pruned"), [write_lines(tmp_path / "text", LINES)])
@@ -151,6 +154,7 @@ def test_entries_that_are_forbidden_go_with_their_rows(runs):
     assert not forbidden or (forbidden, left) == (("h", "z"), ("h",))
 
 
+@pytest.mark.slow
 def test_entries_that_alone_may_be_written_stay(tmp_path, monkeypatch):
     monkeypatch.setitem(small_runs.DECODE, "only", ("z",))
     run, text = small_runs.bart(tmp_path / "run"), write_lines(tmp_path / "text", LINES)

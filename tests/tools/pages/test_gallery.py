@@ -27,6 +27,7 @@ def cells(page, first):
     return re.findall(r"<td[^>]*>(.*?)</td>", row)
 
 
+@pytest.mark.slow
 def test_parameters_stand_beside_what_the_papers_say(page):
     assert cells(page, "gpt2") == ["12 x 768", "117M", "124,439,808", "0.0%", "22.8%", "45.5%", "31.0%", "0.6%", "0.0%"]
     assert cells(page, "gpt3_175b")[1:3] == ["175.0B", "174,604,259,328"]

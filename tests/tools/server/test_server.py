@@ -41,6 +41,7 @@ def test_answers_are_those_of_predict_whoever_asks_at_the_same_time(port, predic
     assert [content["answers"][0]["outputs"][0]["text"] for _, content in answers] == expected
 
 
+@pytest.mark.slow
 def test_an_answer_has_all_outputs_with_their_numbers_and_keeps_the_order(port, predictor):
     inputs = ["abc", {"source": "hg", "prefix": "ab"}, "", {"source": "cab", "constraints": ["d"]}]
     status, content = ask(port, body={"inputs": inputs})
@@ -217,6 +218,7 @@ def slowly(engine, monkeypatch, seconds):
     return engine
 
 
+@pytest.mark.slow
 def test_more_than_may_wait_is_told_to_come_back(predictor, monkeypatch):
     limits = LIMITS._replace(waiting=4)
     with served(slowly(Engine(predictor, limits), monkeypatch, 1.0), limits) as port, ThreadPoolExecutor(4) as clients:

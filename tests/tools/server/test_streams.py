@@ -46,6 +46,7 @@ def slow(engine, monkeypatch, seconds, advanced=None):
     return engine
 
 
+@pytest.mark.slow
 def test_streams_end_as_predict_answers_whoever_asks_at_the_same_time(port, predictor):
     texts = [letter * (1 + i % 9) + " " + letter for i in range(3) for letter in "abcdefgh"]
     expected = [outputs[0].text for outputs in predictor.generate(texts)]
@@ -59,6 +60,7 @@ def test_streams_end_as_predict_answers_whoever_asks_at_the_same_time(port, pred
     assert max(map(len, found)) > 5
 
 
+@pytest.mark.slow
 def test_the_inputs_of_a_request_are_told_apart(port, predictor):
     events = stream(port, "abc", {"source": "hg", "prefix": "ab"}, "")
     grown = ["".join(content["text"] for name, content in events if not name and content["input"] == i) for i in (0, 1)]
@@ -78,6 +80,7 @@ def test_a_mistake_is_answered_before_a_stream_begins(port):
     assert (status, "stream" in content["detail"]) == (422, True)
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_for_a_client_that_leaves(predictor, monkeypatch):
     advanced = []
     with served(slow(Engine(predictor, LIMITS), monkeypatch, 0.05, advanced)) as port:
@@ -96,6 +99,7 @@ def test_nothing_is_computed_for_a_client_that_leaves(predictor, monkeypatch):
     assert len(advanced) > 2 * stopped + 3
 
 
+@pytest.mark.slow
 def test_more_than_are_streamed_at_a_time_are_told_to_come_back(predictor, monkeypatch):
     limits = LIMITS._replace(streams=3)
     engine = slow(Engine(predictor, limits), monkeypatch, 0.1)

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from tests.slow import slow_but
 from tests.tools.sweep.deaths import LEASE
 from tests.tools.sweep.sweeps import ROOT
 
@@ -37,6 +36,7 @@ def test_a_worker_killed_before_any_write_leaves_a_sweep_that_another_finishes(t
         assert one["seconds"] < LEASE + 30  # the rest is what the trials take
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_all_trials_have_one_result(tmp_path):
     one, said = die(tmp_path, "storm")
     assert said == ""
@@ -50,7 +50,8 @@ def test_killed_at_random_moments_all_trials_have_one_result(tmp_path):
     assert one["held"] < 5 * LEASE  # the dead of this machine are not waited for
 
 
-@pytest.mark.parametrize("way", slow_but(["sleeping worker", "sleeping worker and process"], "sleeping worker"))
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["sleeping worker", "sleeping worker and process"])
 def test_a_worker_that_sleeps_longer_than_its_lease_wakes_up_to_a_trial_that_is_anothers(tmp_path, way):
     one, said = die(tmp_path, way)
     assert said.endswith("another worker took over, because this one was silent\n")

@@ -139,6 +139,7 @@ def sweep(folder, *options, path="", **constants):
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_jobs_of_slurm_do_all_trials(tmp_path):
     options = "--slurm=slurm_partition=gpu,gpus_per_node=1,timeout_min=600"
     result = sweep(tmp_path, options, "--workers=2", f"--command={stand_in()}", path=FAKES)
@@ -169,6 +170,7 @@ def test_what_slurm_refuses_is_one_line(tmp_path, options, path, said):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_trials_on_slices_of_tpus_go_through_launch_sh(tmp_path, monkeypatch):
     cloud, seen = Cloud(tmp_path), []
     queue = open_queue(tmp_path, SWEEP.replace(", 2.0, 3.0", ""), SEEDS=(0,))

@@ -30,6 +30,7 @@ def plain(monkeypatch):
     monkeypatch.setattr("jformer.tools.sweep.launch.die_with_parent", lambda: None)
 
 
+@pytest.mark.slow
 def test_a_sweep_from_nothing_to_its_report_goes_on_where_it_was(tmp_path, capsys):
     flag = tmp_path / "mended"
     code = f"options['config.optim.learning_rate'] == '2.0' and not Path('{flag}').exists() and sys.exit(2)"
@@ -60,6 +61,7 @@ def test_a_sweep_without_optuna_says_how_to_get_it(tmp_path, capsys, monkeypatch
     assert refused(capsys, words(tmp_path)) == 'a sweep needs Optuna: pip install -e ".[sweep]" -c constraints.txt'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
 def test_whatever_ends_the_command_ends_all_it_started(tmp_path, number, code):
     queue = open_queue(tmp_path)
@@ -85,6 +87,7 @@ def test_an_unknown_key_is_told_the_nearest_before_any_trial(tmp_path, capsys):
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_a_metric_that_no_trial_reports_stops_all_workers(tmp_path, capfd):
     arguments = words(tmp_path, "--workers=2", f"--command={stand_in(pause=0.05)}", METRIC="train/loss", GOAL="min")
     assert main(arguments) == 2
@@ -105,6 +108,7 @@ def test_a_workdir_that_cannot_be_written_is_one_line(tmp_path, capsys):
     assert "sweep: the trials cannot be reached ([Errno 17] File exists" in refused(capsys, words(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     queue = open_queue(tmp_path)
     queue.plan()

@@ -170,6 +170,7 @@ def test_an_output_that_cannot_be_written_is_named(sweep):
         report(experiment, [finish(trials[0], workdir, 2.0)], workdir, workdir / "file" / "report")
 
 
+@pytest.mark.slow
 def test_an_arm_with_failed_seeds_is_not_the_best(sweep):
     experiment, trials, workdir = sweep()
     trials = finish_all(trials, workdir)
@@ -206,6 +207,7 @@ def test_plots_of_keys_that_end_the_same_have_files_of_their_own(sweep):
     assert names == {"curves.png", "arms.png", "model-dtype.png", "decode-dtype-warmup.png"}
 
 
+@pytest.mark.slow
 def test_scores_of_text_are_tested_on_the_outputs(sweep):
     experiment, trials, workdir = sweep(METRIC="test/bleu", SEEDS=(0, 1))
     done = []
@@ -271,6 +273,7 @@ def test_nothing_on_the_page_keeps_anybody_out(sweep):
         assert len(browser.tabbed(tab)) > 2
 
 
+@pytest.mark.slow
 def test_a_thousand_trials_make_a_short_report(sweep):
     experiment, _, workdir = sweep(
         FACTORS.replace("[0, 5]", "range(40)"), SEEDS=(0, 1), PLOTS=[("optim.warmup", "model.norm")]
