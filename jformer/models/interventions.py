@@ -83,8 +83,8 @@ def intervene(model: Model, interventions: Mapping[str, Intervention]) -> Interv
     for pattern, intervention in interventions.items():
         _refuse_unknown(pattern, known)
         depth = max(_depth(model.config, name) for name in known if fnmatchcase(name, pattern))
-        if isinstance(intervention, _AtLayer) and not 0 <= intervention.number < depth:
-            raise UserError(f"at_layer({intervention.number}) in {pattern!r}: its layers are 0 to {depth - 1}")
+        if not 0 <= (number := getattr(intervention, "layer_number", 0)) < depth:
+            raise UserError(f"at_layer({number}) in {pattern!r}: its layers are 0 to {depth - 1}")
     return Intervened(model, tuple(interventions.items()))
 
 
@@ -95,11 +95,11 @@ def at_layer(number: int, intervention: Intervention) -> Intervention:
 
 @dataclasses.dataclass(frozen=True)
 class _AtLayer:
-    number: int
+    layer_number: int
     intervention: Intervention
 
     def __call__(self, value: Array, layer: Array | int) -> Array:
-        return jnp.where(layer == self.number, self.intervention(value, layer), value)
+        return jnp.where(layer == self.layer_number, self.intervention(value, layer), value)
 
 
 def _depth(config: ModelConfig, name: str) -> int:

@@ -148,7 +148,10 @@ BROKEN = {  # check → what is broken
 }
 
 
-@pytest.mark.parametrize("name", slow_but(BROKEN, "cached_and_uncached_logits", "greedy_and_likeliest"))
+QUICK = ("cached_and_uncached_logits", "greedy_and_likeliest", "searched_and_forced")
+
+
+@pytest.mark.parametrize("name", slow_but(BROKEN, *QUICK))
 def test_what_is_broken_fails_its_check(tiny, monkeypatch, name, capsys):
     (check,) = [check for check in verify.CHECKS if check.run.__name__ == name]
     broken = subject(*tiny(vocab_size=CHARS.vocab_size, **FIELDS))

@@ -212,7 +212,10 @@ def test_an_unknown_choice_is_refused(key):
 
 REFUSALS = [
     *(({key: 0}, f"model.{key}=0 must be at least 1") for key in ("num_layers", "d_model", "d_ff", "num_heads")),
-    *(({key: -1}, f"model.{key}=-1 must be 0") for key in ("vocab_size", "num_kv_heads", "d_k", "d_v", "window")),
+    *(
+        ({key: -1}, f"model.{key}=-1 must be at least 0")
+        for key in ("vocab_size", "num_kv_heads", "d_k", "d_v", "window")
+    ),
     *(({key: 1.0}, f"model.{key}=1.0 must be") for key in ("dropout", "attention_dropout", "activation_dropout")),
     ({"norm_epsilon": 0.0}, "model.norm_epsilon=0.0 must be above 0"),
     ({"norm": "deepnorm", "residual": False}, "model.norm='deepnorm' scales residuals"),
