@@ -167,7 +167,7 @@ def main(_: list[str]) -> None:
     after = costs(Path(AFTER.value)) if AFTER.value else {}
     lines = reached(Path(REACHED.value)) if REACHED.value else {}
     print("\n".join(table(before, after, only_reached(lines))))
-    if OVER.value is not None:
+    if OVER.value is not None and BEFORE.value:
         rows = map(json.loads, Path(BEFORE.value).read_text().splitlines())
         seconds = {row["test"]: row["seconds"] for row in rows}
         for test in reaching_nothing_alone(lines, seconds, OVER.value):
