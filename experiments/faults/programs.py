@@ -9,8 +9,8 @@ with jax.nn's attention, float32 logits and Optax: experiments/speed/steps_flax.
 Adam neither clips nor looks for NaN. --kernels lists the kernels that move most.
 
 Command:  pip install -e ".[tpu-aot]" or ".[gpu-aot]"; python -m experiments.faults.programs [--models=gpt2_1k,big]
-          [--topology=v5e:2x4,v6e-256,h100] [--fsdp=1,4] [--sides=ours,plain,example] [--examples=CHECKOUT/examples]
-          [--kernels=10] [--smoke]      (1 to 3 minutes each)
+          [--topology=v5e:2x4,v6e-256,h100] [--fsdp=1,4] [--rows=16,32] [--sides=ours,plain,example]
+          [--examples=CHECKOUT/examples] [--kernels=10] [--smoke]      (1 to 3 minutes each)
 """
 
 import dataclasses
@@ -81,6 +81,7 @@ TOPOLOGIES = flags.DEFINE_list(
     "topology", [], "The chips, instead of those that UPDATES names: v5e:1x1, v6e-256, h100."
 )
 FSDPS = flags.DEFINE_list("fsdp", [], "Sizes of the mesh's axis fsdp, instead of those that UPDATES names.")
+ROWS = flags.DEFINE_list("rows", [], "Rows of a chip, instead of those that UPDATES names.")
 SIDES = flags.DEFINE_list("sides", ["ours"], "Whose programs to compile: ours, plain, example.")
 EXAMPLES = flags.DEFINE_string("examples", None, "The folder examples of a checkout of Flax, for --sides=example.")
 LARGEST = flags.DEFINE_integer("kernels", 0, "How many kernels to list of each program.")
@@ -159,9 +160,11 @@ def main(argv: Sequence[str]) -> None:
     smoke_sizes(models=["tiny"], sides=["ours", "plain"])
     if "example" in SIDES.value and not EXAMPLES.value:
         raise app.UsageError("--sides=example needs --examples=CHECKOUT/examples")
-    for update in (UPDATES[name] for name in MODELS.value):
+    updates = [UPDATES[name] for name in MODELS.value]
+    for update in (each._replace(rows=int(rows)) for each in updates for rows in ROWS.value or [each.rows]):
         for chips in map(open_topology, TOPOLOGIES.value or [update.topology]):
-            print(f"\n{update.preset} on {chips.name}\n" + "".join(f"{head:>12}" for head in HEADS))
+            title = f"\n{update.preset} on {chips.name}, {update.rows} rows a chip\n"
+            print(title + "".join(f"{head:>12}" for head in HEADS))
             for fsdp, side in itertools.product(
                 FSDPS.value or [f"{min(update.fsdp, len(chips.devices))}"], SIDES.value
             ):

@@ -14,7 +14,8 @@
 A case is good if the run ends with the bits of an undisturbed one, or with one line that names the file. Exit code 1
 says that one was not.
 
-Command:  python -m tests.faults --kills=300 --out=DIR [--corruptions=1000 --calls=1000 --stops=60 --full=20]
+Command:  python -m tests.faults --out=DIR     the whole CAMPAIGN, 100 minutes of a core
+          python -m tests.faults --out=DIR --kills=10 --full=2
 """
 
 import contextlib
@@ -41,8 +42,11 @@ KINDS = {
     "resumes": "going on from an update of a run of three epochs",
     "configs": "a mistake in a config",
 }
+CAMPAIGN = {
+    "kills": 300, "calls": 1_000, "corruptions": 1_000, "stops": 60, "full": 20, "resumes": 240, "configs": 10_000
+}  # fmt: skip
 for name in KINDS:
-    flags.DEFINE_integer(name, 0, "Cases.", lower_bound=0)
+    flags.DEFINE_integer(name, None, "Cases; without any such flag, those of CAMPAIGN.", lower_bound=0)
 OUT = flags.DEFINE_string("out", None, "Folder.", required=True)
 SEED = flags.DEFINE_integer("seed", 0, "Of what is drawn.")
 WITHOUT = flags.DEFINE_enum("without", None, sorted(guards.GUARDS), "A guard to do without.")
@@ -76,10 +80,16 @@ def main(_: Sequence[str]) -> None:
         raise SystemExit(1)
 
 
+def cases_of(kind: str) -> int:
+    """Return how many cases of a kind to go through."""
+    asked = {name: flags.FLAGS[name].value for name in KINDS}
+    return CAMPAIGN[kind] if set(asked.values()) == {None} else asked[kind] or 0
+
+
 def go_through(kind: str, case: Case, runs: Runs) -> None:
     """Do the cases of a kind that are not done yet, each with a line of its own."""
     done = {row["number"] for row in read(runs.folder) if row["kind"] == kind}
-    for number in range(flags.FLAGS[kind].value):
+    for number in range(cases_of(kind)):
         if number in done:
             continue
         ended = case(runs, random.Random(f"{SEED.value} {kind} {number}"), number)
@@ -100,8 +110,8 @@ def note(folder: Path, kind: str, number: int, fault: str, verdict: Verdict) -> 
 
 def in_children(kind: str, work: Callable[[Runs], None], runs: Runs) -> None:
     """Do the cases of a kind that compute in one child, or in one more for each that ends it."""
-    while flags.FLAGS[kind].value:
-        log, patience = runs.folder / "logs" / f"{kind}.txt", PATIENCE + PATIENCE * flags.FLAGS[kind].value / 10
+    while cases_of(kind):
+        log, patience = runs.folder / "logs" / f"{kind}.txt", PATIENCE + PATIENCE * cases_of(kind) / 10
         end = run(lambda: work(runs) or 0, log, patience=patience)
         print(end.said, end="")
         if not end.code:

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -16,6 +17,7 @@ from jformer.evaluation import results
 from jformer.trainer import train
 from jformer.training.record import JsonlWriter
 from jformer.training.state import as_items
+from tests.faults import __main__ as campaign
 from tests.faults.children import run
 from tests.faults.corruptions import KINDS, Damaged, damage, flip
 from tests.faults.guards import GUARDS, without
@@ -53,6 +55,13 @@ def damaged(tmp_path_factory):
     (folder / "copies").mkdir()
     yield Damaged(folder / "base", folder / "tokens", config(folder / "copies" / "cache"), folder / "copies")
     gc.collect()  # what pytestmark leaves unsaid must be said before the last test ends
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, [300, 1000]), ({"kills": 2}, [2, 0])])
+def test_without_a_kind_the_campaign_is_whole(monkeypatch, given, expected):
+    values = {name: SimpleNamespace(value=given.get(name)) for name in campaign.KINDS}
+    monkeypatch.setattr(campaign.flags, "FLAGS", values)
+    assert [campaign.cases_of(kind) for kind in ("kills", "calls")] == expected
 
 
 @pytest.mark.parametrize("number", slow_but(range(2 * len(KINDS)), 1, 3, 5, 7, 9, 10, 12, 14, 15))
