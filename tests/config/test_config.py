@@ -75,6 +75,12 @@ def test_a_saved_config_is_read_back_equal(tmp_path):
     assert config.data.test_splits() == {"a": "x", "b": "y"}
 
 
+def test_a_config_of_the_package_is_found_beside_a_folder_of_its_name_such_as_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("letters").mkdir()
+    assert run_config_file(Path("letters")).data.name == "reverse"
+
+
 @pytest.mark.parametrize("name", ["quickstart", "facts_qa", "scenes_caption"])
 def test_a_resolved_config_resolves_to_itself(name):
     config = resolve(run_config_file(ROOT / "configs" / f"{name}.py"))
