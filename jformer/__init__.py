@@ -147,10 +147,10 @@ def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | Path
 def evaluate(
     workdir: str | PathLike[str], output: str | PathLike[str] | None = None, **decode: "Unpack[DecodeOptions]"
 ) -> dict[str, Any]:
-    """Score a trained run on its test sets, add the scores to its results.json and return them: by test set, beside "schema" and "run".
+    """Score a trained run on its test sets, add the scores to its results.json and return them.
 
-    With `output`, results.json and the answers are written into that folder instead. Keyword arguments are decoding
-    options, as in `load`.
+    They are returned by test set, beside "schema" and "run". With `output`, results.json and the answers are written
+    into that folder instead. Keyword arguments are decoding options, as in `load`.
     """
     _silence_libtpu()
     from jformer.evaluation.evaluate import evaluate
