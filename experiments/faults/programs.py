@@ -161,7 +161,7 @@ def main(argv: Sequence[str]) -> None:
     if "example" in SIDES.value and not EXAMPLES.value:
         raise app.UsageError("--sides=example needs --examples=CHECKOUT/examples")
     updates = [UPDATES[name] for name in MODELS.value]
-    for update in (each._replace(rows=int(rows)) for each in updates for rows in ROWS.value or [each.rows]):
+    for update in (each._replace(rows=int(rows)) for each in updates for rows in ROWS.value or [str(each.rows)]):
         for chips in map(open_topology, TOPOLOGIES.value or [update.topology]):
             title = f"\n{update.preset} on {chips.name}, {update.rows} rows a chip\n"
             print(title + "".join(f"{head:>12}" for head in HEADS))
