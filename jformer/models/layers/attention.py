@@ -23,7 +23,7 @@ from jformer.models.layers.visibility import Visibility
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import COLUMN, ROW, heads_to_positions, own_heads, parts, positions_to_heads
 from jformer.parallel.backend import target
-from jformer.parallel.mesh import TENSOR
+from jformer.parallel.mesh import FSDP, TENSOR
 
 
 class Attention(nn.Module):
@@ -106,6 +106,7 @@ class Attention(nn.Module):
             drops=dropout_key is not None and c.attention_dropout > 0,
             shows=self.is_mutable_collection("intermediates"),
             tensor=parts(TENSOR),
+            arrays=known_length(q.shape[0]) * q.shape[2] // parts(FSDP, TENSOR) or 1,
         )
         choice = choose_kernel(c, target(), call)
         if choice.kernel == "splash":  # chosen only without bias and dropout

@@ -22,7 +22,9 @@ from jformer.parallel.chunks import even_size
 
 MAX_PAIRS = 2_048**2  # of a query and a key in a row; above, our own code attends in chunks: docs/decisions/0034
 CHUNK = 512  # queries of a chunk
-SMALL_CHUNK = 128  # at most, on TPUs: scores of tens of MB stay beside the cores, forward and backward
+SMALL_CHUNK, LEAST_CHUNK = 128, 64  # queries of a chunk on TPUs: products of fewer leave most of a core idle
+ON_CHIP = 2**23  # scores of a chunk there, tens of MB, that stay beside the cores, forward and backward
+LEAST_SCORES = 2**15  # of a head in a chunk: with fewer, a chunk moves as many bytes
 LEAST_PAIRS = 512**2  # from which splash attention pays off: a block costs a third of a microsecond (same record)
 LANES = 128  # splash attention takes multiples of this many positions
 BLOCKS = (512, 256, LANES)  # of positions, the largest that divides the length
@@ -43,6 +45,7 @@ class Call(NamedTuple):
     drops: bool = False  # attention dropout is active
     shows: bool = False  # the weights are collected
     tensor: int = 1  # devices that share the heads
+    arrays: int = 1  # of queries x keys on a device: its rows times its heads
 
 
 class KernelChoice(NamedTuple):
@@ -68,7 +71,8 @@ def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoi
         return KernelChoice(FUSED[target.platform], f"on {target.platform}: scores stay beside the cores")
     default = CHUNK if call.queries * call.keys > MAX_PAIRS else 0
     if target.platform == "tpu":
-        default = even_size(call.queries, min(call.queries, SMALL_CHUNK))
+        most = max(LEAST_CHUNK, max(LEAST_SCORES, ON_CHIP // call.arrays) // call.keys)
+        default = even_size(call.queries, min(call.queries, SMALL_CHUNK, most))
     chunk = config.execution.attention_chunk or default
     if 0 < chunk < call.queries and not call.shows:
         return KernelChoice("chunked", f"{chunk} queries at a time; {refused}", chunk)

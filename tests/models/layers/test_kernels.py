@@ -120,6 +120,9 @@ def test_scores_of_long_rows_are_made_in_chunks_where_no_fused_kernel_attends():
     assert choose_kernel(config, H100, long) == chosen
     assert choose_kernel(config, TPU, short._replace(queries=200)).chunk == 100  # at most 128, which need no padding
     assert choose_kernel(config, TPU, long._replace(drops=False)).kernel == "splash"
+    t5, big = (Call("bfloat16", length, length, drops=True, arrays=8 * 16) for length in (512, 256))
+    assert [choose_kernel(config, TPU, call).chunk for call in (t5, t5._replace(arrays=16 * 16))] == [128, 64]
+    assert [choose_kernel(config, TPU, big._replace(arrays=rows * 16)).chunk for rows in (16, 32)] == [128, 128]
     assert choose_kernel(config, CPU, long._replace(shows=True)).kernel == "own"
     whole = dataclasses.replace(config, execution=ExecutionConfig(attention_chunk=limit + 128))
     assert choose_kernel(whole, CPU, long).kernel == "own"
