@@ -219,3 +219,13 @@ def test_a_search_of_ids_refuses_attention_and_positions_that_the_model_lacks(ro
     model = jformer.build_model(jformer.ModelConfig(family="decoder", positions="learned", **sizes))
     with pytest.raises(jformer.UserError, match=r"has none|3 tokens and room=7 take 9 positions"):
         jformer.search(model, {}, {}, room, prompt=np.array([[1, 4, 5]]), **option)
+
+
+def test_what_is_no_search_and_no_batch_is_one_line():
+    sizes = {"vocab_size": 16, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2}
+    with pytest.raises(jformer.UserError, match=r"which model\.family='encoder' does not"):
+        jformer.search(jformer.build_model(jformer.ModelConfig(family="encoder", **sizes)), {}, {}, 4)
+    with pytest.raises(jformer.UserError, match="room=0 must be at least 1"):
+        jformer.search(jformer.build_model(jformer.ModelConfig(**sizes)), {}, {}, 0)
+    with pytest.raises(jformer.UserError, match="source: give a list of token ids for each row"):
+        jformer.make_batch([4, 5])

@@ -162,7 +162,10 @@ def load_base(workdir: Path, parent: str, mesh: Mesh) -> Weights:
 
 
 def refuse_other_base(
-    workdir: Path, trained: str, found: str, base: str = "train.init_from has now: restore them"
+    workdir: Path,
+    trained: str,
+    found: str,
+    base: str = "train.init_from has now: restore its checkpoints, or evaluate.weights in its config.json",
 ) -> None:
     """Raise UserError if adapters were trained with other parameters than those of their base."""
     if trained != found:

@@ -201,8 +201,12 @@ def search_ids(
         prompt: the tokens that outputs continue, padded with PAD; None = BOS alone.
 
     Raises:
-        UserError: for options that cannot work together, and for those of texts and files.
+        UserError: for a model that writes no text, options that cannot work together, and those of texts and files.
     """
+    if not hasattr(model, "extend"):
+        raise UserError(f"jformer.search writes text, which model.family={model.config.family!r} does not")
+    if room < 1:
+        raise UserError(f"room={room} must be at least 1: it is the maximum number of tokens of an output")
     settings: DecodeConfig = build_section(DecodeConfig, options, "decode.")
     settings.check()
     unread = sorted({*options} & {*NO_SEARCH_OF_IDS_READS})

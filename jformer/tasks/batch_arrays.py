@@ -39,12 +39,14 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
             rows); `weights` default to 1.
 
     Raises:
-        UserError: for arrays with different numbers of rows.
+        UserError: for ids that are not rows, and for arrays with different numbers of rows.
     """
     made: dict[str, Any] = {}
     for side, given in (("source", source), ("target", target)):
         if given is None:
             continue
+        if not all(np.ndim(each) == 1 for each in given):
+            raise UserError(f"{side}: give a list of token ids for each row, or an array [b t] of them")
         ids = np.full((len(given), max(map(len, given), default=0)), PAD, np.int32)
         for row, each in zip(ids, given, strict=True):
             row[: len(each)] = each
