@@ -58,7 +58,7 @@ def test_the_kernel_that_attends_is_named_with_the_reason():
     assert kernel_line(plain, CPU, short) == "attention kernel: own (on cpu there is no fused one)"
     why = "model.attention_dropout=0.1 drops weights"
     assert kernel_line(dropping, TPU, short) == f"attention kernel: own ({why})"
-    chunks = f"attention kernel: chunked (128 queries at a time; {why}), own ({why})"
+    chunks = f"attention kernel: chunked (up to 128 queries at a time; {why}), own ({why})"
     assert kernel_line(dropping, TPU, long) == chunks  # the decoder's own, and the others
     fused, few = "splash (on tpu: scores stay beside the cores)", "128 keys: few enough to store their scores)"
     assert kernel_line(plain, TPU, long) == f"attention kernel: {fused}, own (128 queries and {few}"

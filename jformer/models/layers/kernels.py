@@ -75,7 +75,7 @@ def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoi
         default = even_size(call.queries, min(call.queries, SMALL_CHUNK, most))
     chunk = config.execution.attention_chunk or default
     if 0 < chunk < call.queries and not call.shows:
-        return KernelChoice("chunked", f"{chunk} queries at a time; {refused}", chunk)
+        return KernelChoice("chunked", f"up to {chunk} queries at a time; {refused}", chunk)
     return KernelChoice("own", refused)
 
 

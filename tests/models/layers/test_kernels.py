@@ -116,7 +116,7 @@ def test_scores_of_long_rows_are_made_in_chunks_where_no_fused_kernel_attends():
     short, long = (Call("bfloat16", length, length, drops=True) for length in (limit, limit + 128))
     assert choose_kernel(config, H100, short).kernel == "own"
     why = "model.attention_dropout=0.1 drops weights"
-    chosen = KernelChoice("chunked", f"{CHUNK} queries at a time; {why}", CHUNK)
+    chosen = KernelChoice("chunked", f"up to {CHUNK} queries at a time; {why}", CHUNK)
     assert choose_kernel(config, H100, long) == chosen
     assert choose_kernel(config, TPU, short._replace(queries=200)).chunk == 100  # at most 128, which need no padding
     assert choose_kernel(config, TPU, long._replace(drops=False)).kernel == "splash"
