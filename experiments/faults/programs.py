@@ -9,7 +9,7 @@ with jax.nn's attention, float32 logits and Optax: experiments/speed/steps_flax.
 Adam neither clips nor looks for NaN. --kernels lists the kernels that move most.
 
 Command:  pip install -e ".[tpu-aot]" or ".[gpu-aot]"; python -m experiments.faults.programs [--models=gpt2_1k,big]
-          [--topology=v5e:2x4,v6e-256,h100] [--fsdp=1,4] [--rows=16,32] [--sides=ours,plain,example]
+          [--topology=v5e:2x4,v6e-256,h100] [--fsdp=1,4] [--chip_rows=16,32] [--sides=ours,plain,example]
           [--examples=CHECKOUT/examples] [--kernels=10] [--smoke]      (1 to 3 minutes each)
 """
 
@@ -81,7 +81,7 @@ TOPOLOGIES = flags.DEFINE_list(
     "topology", [], "The chips, instead of those that UPDATES names: v5e:1x1, v6e-256, h100."
 )
 FSDPS = flags.DEFINE_list("fsdp", [], "Sizes of the mesh's axis fsdp, instead of those that UPDATES names.")
-ROWS = flags.DEFINE_list("rows", [], "Rows of a chip, instead of those that UPDATES names.")
+ROWS = flags.DEFINE_list("chip_rows", [], "Rows of a chip, instead of those that UPDATES names.")
 SIDES = flags.DEFINE_list("sides", ["ours"], "Whose programs to compile: ours, plain, example.")
 EXAMPLES = flags.DEFINE_string("examples", None, "The folder examples of a checkout of Flax, for --sides=example.")
 LARGEST = flags.DEFINE_integer("kernels", 0, "How many kernels to list of each program.")

@@ -93,7 +93,7 @@ class Cloud:
 
     def starts(self, worker):
         path = self.folder / "bucket" / f"starts-{worker}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def count(self, *words):
         return sum(all(word in call for word in words) for call in self.calls())
@@ -312,7 +312,7 @@ def test_a_mistake_ends_it_with_its_log_and_without_the_slice(cloud):
     result = everything(cloud, "print('jformer: no such key'); exit(2)")
     assert result.returncode == 2
     assert "jformer: no such key" in result.stdout
-    assert len(cloud.starts(0)) == 1
+    assert max(len(cloud.starts(worker)) for worker in range(2)) == 1  # one may end all before the other starts
     assert_deleted(cloud)
 
 
