@@ -206,7 +206,7 @@ def test_the_mesh_is_filled_up_and_estimates_follow_it():
     whole = estimate(small(), task, model, shape, 16, Target("tpu"))
     assert parts.optimizer < 0.3 * whole.optimizer
     assert parts.batch == whole.batch
-    with pytest.raises(UserError, match=r"^mesh.sequence=8 x mesh.tensor=1 is more than the \d heads of keys"):
+    with pytest.raises(UserError, match=r"^mesh.sequence=8 x mesh.tensor=1 is more than the \d key/value heads"):
         estimate(small(**{"mesh.sequence": 8}), task, model, shape, 16, Target("tpu"))
 
 
