@@ -185,9 +185,8 @@ def test_an_error_in_a_file_of_the_current_folder_names_its_line(file, tmp_path,
 )
 def test_a_file_that_is_no_config_is_named(file, tmp_path, capsys, text, error):
     assert call(f"--config={file(text=text)}", f"--workdir={tmp_path}") == 2
-    said = capsys.readouterr().err
-    assert "my_config.py: " in said
-    assert error in said
+    said = capsys.readouterr().err.replace("ValueError: ", "")  # which Python 3.11.2 raises for a null byte
+    assert f"my_config.py: {error}" in said
 
 
 def test_the_traceback_of_a_defect_is_kept(file, tmp_path, monkeypatch):

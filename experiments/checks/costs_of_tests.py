@@ -88,9 +88,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Costs(Path(path).absolute() if path else None))
 
 
-def costs(path: Path) -> dict[str, list[float]]:
-    """Return test file → its seconds, tests and programs; for tests that ran twice the last line counts."""
-    rows = {row["test"]: row for row in map(json.loads, path.read_text().splitlines())}
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    """Return test → its row; for tests that ran twice the last line counts."""
+    return {row["test"]: row for row in map(json.loads, path.read_text().splitlines())}
+
+
+def costs(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return test file → its seconds, tests and programs."""
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0, 0])
     for test, row in rows.items():
         values = row["seconds"], 1, row["programs"]
@@ -148,28 +152,27 @@ def table(before: Mapping[str, Any], after: Mapping[str, Any], only: Mapping[str
         yield f"| {name.removeprefix('tests/')} | {tests} | {programs} | {seconds:.1f} | {later} | {alone} |"
 
 
-def cost_of_one_file() -> dict[str, list[float]]:
-    """Return what the tests of tests/conftest.py cost, by running them."""
+def rows_of_one_file() -> dict[str, dict[str, Any]]:
+    """Return what each test of tests/conftest.py costs, by running them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "costs.jsonl")
         plugin = ["-p", "no:cacheprovider", "-p", "experiments.checks.costs_of_tests", f"--costs={path}"]
         subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-n0", *plugin, "tests/test_conftest.py"], cwd=ROOT, check=True
         )
-        return costs(path)
+        return rows_of(path)
 
 
 def main(_: list[str]) -> None:
     """Print the table."""
     if not smoke_sizes() and not BEFORE.value:
         raise app.UsageError("--before=FILE names the costs of a run")
-    before = costs(Path(BEFORE.value)) if BEFORE.value else cost_of_one_file()
-    after = costs(Path(AFTER.value)) if AFTER.value else {}
+    rows = rows_of(Path(BEFORE.value)) if BEFORE.value else rows_of_one_file()
+    after = costs(rows_of(Path(AFTER.value))) if AFTER.value else {}
     lines = reached(Path(REACHED.value)) if REACHED.value else {}
-    print("\n".join(table(before, after, only_reached(lines))))
-    if OVER.value is not None and BEFORE.value:
-        rows = map(json.loads, Path(BEFORE.value).read_text().splitlines())
-        seconds = {row["test"]: row["seconds"] for row in rows}
+    print("\n".join(table(costs(rows), after, only_reached(lines))))
+    if OVER.value is not None:
+        seconds = {test: row["seconds"] for test, row in rows.items()}
         for test in reaching_nothing_alone(lines, seconds, OVER.value):
             print(f"{seconds[test]:6.1f} s, reaches no line alone: {test}")
 

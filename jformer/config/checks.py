@@ -232,22 +232,22 @@ def _check_task(config: Config) -> None:
         able = ", ".join(task for task, families in TASKS.items() if model.family in families)
         known = f"model.family={model.family!r}, which learns {able}"
         raise UserError(f"task={config.task!r} is not for {known}: set one of these, or another family")
-    if not _may_be(config, "classify") and (data.labels != "one" or data.label_weights != "none"):
+    if not may_be(config, "classify") and (data.labels != "one" or data.label_weights != "none"):
         key = "labels" if data.labels != "one" else "label_weights"
         raise UserError(f"data.{key}={getattr(data, key)!r} is read by task='classify' only, not by {config.task!r}")
-    if not _may_be(config, "tag", "translate") and "conll" in (data.source, *(part.source for part in data.mixture)):
+    if not may_be(config, "tag", "translate") and "conll" in (data.source, *(part.source for part in data.mixture)):
         raise UserError(f"data.source='conll' has words and their tags: task='tag' learns them, not {config.task!r}")
     if config.task == "classify" and model.head.pooling == "none":
         raise UserError(
             "model.head.pooling='none' classifies each token: task='classify' needs one vector for each text"
         )
     _check_pooling(config)
-    if data.piece_start == "previous" and (not _may_be(config, "lm") or data.overlong != "split"):
+    if data.piece_start == "previous" and (not may_be(config, "lm") or data.overlong != "split"):
         raise UserError(
             f"data.piece_start='previous' is about the pieces of long texts: it needs task='lm' and data.overlong="
             f"'split', not {config.task!r} and {data.overlong!r}"
         )
-    if model.vision.source and not _may_be(config, *OF_IMAGES):
+    if model.vision.source and not may_be(config, *OF_IMAGES):
         raise UserError(
             f"model.vision.source=True: the source of task={config.task!r} is a text, not an image; use False"
         )
@@ -277,7 +277,7 @@ def _check_task(config: Config) -> None:
         )
 
 
-def _may_be(config: Config, *tasks: str) -> bool:
+def may_be(config: Config, *tasks: str) -> bool:
     """Return whether the task is one of these, or your own, which may be made of one of them."""
     return config.task in tasks or is_own(config.task)
 
@@ -321,21 +321,21 @@ def _check_pooling(config: Config) -> None:
 def _check_languages(config: Config) -> None:
     """Raise UserError for symbols of languages where no text is translated, or where a vocabulary cannot have them."""
     data, place = config.data, f"data.language_symbols={config.data.language_symbols!r}"
-    if data.language_symbols and not _may_be(config, "translate"):
+    if data.language_symbols and not may_be(config, "translate"):
         raise UserError(f"{place} is read by task='translate' only, not by {config.task!r}: leave it out")
     if data.language_symbols and data.tokenizer not in ("bpe", "unigram") and not config.train.init_from:
         raise UserError(f"{place} needs data.tokenizer='bpe' or 'unigram', not {data.tokenizer!r}")
     if data.language_symbols and not all(all(data.languages(part)) for part in data.parts()):
         raise UserError(f"{place} needs a source_language and a target_language of every corpus")
     for key in ("source_language", "target_language"):
-        if getattr(config.decode, key) and not _may_be(config, "translate"):
+        if getattr(config.decode, key) and not may_be(config, "translate"):
             value = getattr(config.decode, key)
             raise UserError(f"decode.{key}={value!r} is read by task='translate' only, not by {config.task!r}")
 
 
 def _check_questions(config: Config) -> None:
     """Raise UserError for options of question answering in a run of another task."""
-    if _may_be(config, "qa"):
+    if may_be(config, "qa"):
         return
     if any(part.source == "squad" for part in (config.data, *config.data.mixture)):
         raise UserError(f"data.source='squad' is for task='qa', not {config.task!r}: set the task, or another source")
@@ -353,8 +353,8 @@ def _check_vectors(config: Config) -> None:
     if task != "embed":
         if model.head.vectors:
             raise UserError(f"model.head.vectors=True is for task='embed', not {task!r}: set it to False")
-        for key in () if is_own(task) else ("temperature", "symmetric"):
-            if getattr(optim, key) != getattr(Config().optim, key):
+        for key in ("temperature", "symmetric"):
+            if not may_be(config, "embed") and getattr(optim, key) != getattr(Config().optim, key):
                 raise UserError(f"optim.{key}={getattr(optim, key)} is read by task='embed' only: leave it out")
         return
     if not optim.temperature > 0:

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from jformer import plugins
+from jformer.config.checks import may_be
 from jformer.config.options import Config
 from jformer.data.data_config import DataConfig
 from jformer.data.progress import show
@@ -23,7 +24,6 @@ from jformer.parallel import processes
 from jformer.parallel.backend import Target
 from jformer.parallel.devices import quicker_dtype
 from jformer.parallel.mesh import SEQUENCE, TENSOR, make_mesh
-from jformer.plugins import is_own
 from jformer.tasks.caption import caption
 from jformer.tasks.classify import classify
 from jformer.tasks.denoise import denoise
@@ -78,10 +78,9 @@ ASSUMED_CLASSES = 2  # of a model without a trained run
 
 def build_task(config: Config) -> Task:
     """Return the task that the config names. Raise UserError for options that it does not support."""
-    own = is_own(config.task)  # which may be made of any built-in one
-    if config.model.head.crf and config.task != "tag" and not own:
+    if config.model.head.crf and not may_be(config, "tag"):
         raise UserError(f"model.head.crf=True needs task='tag', not {config.task!r}: use False")
-    if config.data.bpe_dropout and config.task not in DROPOUT_TASKS and not own:
+    if config.data.bpe_dropout and not may_be(config, *DROPOUT_TASKS):
         raise UserError(f"data.bpe_dropout is for task={' and '.join(DROPOUT_TASKS)}, not {config.task!r}: set it to 0")
     make: MakeTask = plugins.find("task", config.task, TASKS)
     task = make(

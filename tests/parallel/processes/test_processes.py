@@ -205,7 +205,9 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "own", "named"),
     [
-        pytest.param({}, {1: ["--config.optim.learning_rate=0.5"]}, "learning_rate: 0.003 on process 0", marks=slow),
+        pytest.param(
+            {}, {1: ["--config.optim.learning_rate=0.5"]}, "config.optim.learning_rate: 0.003 on process 0", marks=slow
+        ),
         pytest.param({1: "old@0"}, {}, "'0.1' on process 1", marks=slow),
         pytest.param({}, {0: ["--config.data.source=files", "--config.data.dir=/no"]}, "data.source", marks=slow),
         pytest.param({}, {1: ["--config=/nowhere.py"]}, "/nowhere.py: no such Python file", marks=slow),
