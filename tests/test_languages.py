@@ -1,5 +1,6 @@
 """One model of several pairs of languages: symbols around texts, mixtures, scores by pair, answers by line."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -18,7 +19,8 @@ from jformer.inference.answers import Request
 from jformer.inference.predict import load
 from jformer.inference.verify import Subject
 from jformer.tasks.build import build_task
-from jformer.training.corpora import open_data
+from jformer.tools.sweep.experiment import reported
+from jformer.training.corpora import open_data, segmentations
 from tests import small_run
 from tests.tools.hf import small_runs
 
@@ -64,7 +66,8 @@ def test_a_language_is_one_token_where_the_place_says_and_no_text_can_spell_it(t
     spec = {"shared": VocabularySpec("bpe", ("source", "target"))}
     plain = learn_tokenizers(Path(tmp_path / "t"), data, [texts], spec)
     tokenizers = directed(plain, data)
-    for tokenizer, symbols in zip(tokenizers, around, strict=True):
+    dropping = next(segmentations(tokenizers, dataclasses.replace(data, bpe_dropout=0.1)))
+    for tokenizer, symbols in zip([*tokenizers, *dropping], around * 2, strict=True):
         side = Side(tokenizer, 20)
         (ids,) = side.encode(["un chat __fr__"])
         written = [tokenizer.tokens[i] for i in ids]
@@ -98,6 +101,7 @@ def test_pairs_of_languages_are_trained_by_temperature_and_each_with_its_symbols
         for corpus in data.corpora
     ]
     assert begun == [(f"__{source}__", f"__{target}__") for source, target in TRAINED]
+    assert {"aa-bb", "valid_aa-bb", "mean", "zero-shot"} < reported(resolve(chosen)).keys()
 
 
 @pytest.mark.slow
@@ -113,6 +117,7 @@ def test_a_run_of_several_languages_is_scored_by_pair_and_answers_by_line_and_by
     pairs = [f"{a}-{b}" for a, b in [*TRAINED, *UNTRAINED]]
     assert [*pairs, "mean", "zero-shot"] in [line.split() for line in printed.splitlines()]
     figures = records.metrics(Path(run))
+    assert {name.partition("/")[0] for name in figures} == {*reported(load_config(Path(run) / "config.json")), "run"}
     each = [figures[f"{key}/perplexity"] for key in pairs]
     np.testing.assert_allclose(figures["mean/perplexity"], np.mean(each[:4]))
     np.testing.assert_allclose(figures["zero-shot/perplexity"], np.mean(each[4:]))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from jformer.data.aligned import encode_words
 from jformer.data.corpus import FORMAT, Example, Side
 from jformer.data.sources.split import Pair
+from jformer.data.text import MARKS
 from jformer.data.tokenizers import Tokenizer
 
 START, END, MAY_START, MAY_END = 1, 2, 4, 8
@@ -22,7 +23,8 @@ START, END, MAY_START, MAY_END = 1, 2, 4, 8
 NOWHERE = MAY_START | MAY_END  # at the first position, where "no answer" starts and ends
 
 IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces: each is a word
-WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W\d_{IDEOGRAPHS}]+|\d+|[^\w\s]|_")
+JOINED = f"[{MARKS}\u200c\u200d]*"  # what follows a letter within a word: marks, and (non-)joiners
+WORD = re.compile(rf"[{IDEOGRAPHS}][{MARKS}]*|(?:[^\W\d_{IDEOGRAPHS}]{JOINED})+|\d+|[^\w\s]|_")
 
 SEVERAL = "contexts in several windows"
 WIDENED = "answers that begin or end within a word, widened to whole words"
@@ -50,7 +52,7 @@ class Windows(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """Return runs of letters, runs of digits, and every other character that is not white space.
+    """Return runs of letters with their marks, runs of digits, and every other character that is not white space.
 
     >>> words_of("In 1998, $5m.")
     ['In', '1998', ',', '$', '5', 'm', '.']
@@ -100,7 +102,7 @@ class SpanEncoder:
 
     def fingerprint(self) -> str:
         """Identify everything that the arrays depend on besides the text."""
-        parts = [self.tokenizer.fingerprint, self.max_length, self.stride, self.overlong, "spans 1", FORMAT]
+        parts = [self.tokenizer.fingerprint, self.max_length, self.stride, self.overlong, "spans 2", FORMAT]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:

@@ -11,6 +11,7 @@ import importlib
 import lzma
 import re
 import sys
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ UNSPACED = (  # letters and marks of scripts without spaces between words: Han, 
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 )
 """Ranges of a character class."""
+MARKS = "".join(each for each in map(chr, range(0x300, 0xFE30)) if unicodedata.category(each)[0] == "M")
+"""Accents, and vowels of many scripts: combining marks, which belong to the letter before them, though not `\\w`."""
 UNSPACED_LANGUAGES = (  # by ISO 639-1 and 639-3
     *("zh", "zho", "chi", "cmn", "yue", "ja", "jpn", "th", "tha", "lo", "lao", "my", "mya", "km", "khm"),
 )

@@ -4,6 +4,7 @@ Letters in shapes: b rows of a batch, v entries of the vocabulary.
 """
 
 import difflib
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -208,12 +209,14 @@ class Inputs:
             raise UserError(f"{where}: is over the model's limit, and constraints cannot be split: shorten it")
         prefix = beginning(self.tokenizers[1], request.prefix)
         prefix = [*self.towards(pieces[0].languages).prefixed, *prefix] if prefix else []
-        constraints = [spellings(self.tokenizers[1], phrase) for phrase in request.constraints]
-        phrases = [request.prefix, *request.constraints]
-        for phrase, found in zip(phrases, [[prefix], *constraints], strict=True):
-            if found and all(self.symbols.unk in ids for ids in found):
-                raise UserError(f"{where}: {phrase!r} contains what the vocabulary cannot write; choose other words")
-        constraints = [[ids for ids in found if self.symbols.unk not in ids] for found in constraints if found]
+        every = [[prefix], *(spellings(self.tokenizers[1], phrase) for phrase in request.constraints)]
+        barred = [{self.symbols.unk}, *[self._barred] * len(request.constraints)]  # a prefix overrules decode.forbid
+        fitting = [[ids for ids in found if ban.isdisjoint(ids)] for found, ban in zip(every, barred, strict=True)]
+        for phrase, found, left in zip([request.prefix, *request.constraints], every, fitting, strict=True):
+            if found and not left:
+                barring = "cannot write, or decode.forbid or decode.only excludes"
+                raise UserError(f"{where}: {phrase!r} contains what the vocabulary {barring}; choose other words")
+        constraints = [found for found in fitting[1:] if found]
         wanted = len(prefix) + sum(len(found[0]) for found in constraints)  # the shortest comes first
         most, option = self._most(pieces[0])
         if wanted >= most:  # the end comes last; a search takes memory by the square of the constraints
@@ -223,6 +226,11 @@ class Inputs:
                 f"{'them' if request.constraints else 'it'}, or raise {option}"
             )
         return pieces[0]._replace(prefix=prefix, constraints=constraints)
+
+    @functools.cached_property
+    def _barred(self) -> set[int]:
+        """The tokens that no constraint can have."""
+        return {self.symbols.unk, *np.flatnonzero(~writable(self.tokenizers[1], self.options)).tolist()}
 
     def _most(self, piece: Piece) -> tuple[int, str]:
         """Return the maximum number of tokens in the output for an input, and the option that limits it."""

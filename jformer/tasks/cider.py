@@ -9,10 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from jformer.data.text import UNSPACED
+from jformer.data.text import MARKS, UNSPACED
 
 LONGEST = 4  # words of an n-gram
-WORD = re.compile(rf"(?=\w)[{UNSPACED}]|(?:(?![{UNSPACED}])\w)+(?:['’](?:(?![{UNSPACED}])\w)+)*")
+_WORD = rf"(?:(?![{UNSPACED}])\w[{MARKS}]*)+"
+WORD = re.compile(rf"(?=\w)[{UNSPACED}][{MARKS}]*|{_WORD}(?:['’]{_WORD})*")
 SIGMA = 6.0  # deviation, in words, of the weight of a length's difference
 SCALE = 10.0
 SIGNATURE = f"words:lowercase|n:1-{LONGEST}|sigma:{SIGMA:g}|idf:references of this set"

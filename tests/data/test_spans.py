@@ -54,6 +54,15 @@ def test_words_are_runs_of_letters_or_digits_and_single_marks():
     assert words_of("In 1998. $5m_x") == ["In", "1998", ".", "$", "5", "m", "_", "x"]
     assert words_of("“Élan”\u00a0東京タ") == ["“", "Élan", "”", "東", "京", "タ"]
     assert words_of("  \t ") == []
+    assert words_of("हिन्दी ភាសា. i\u0307l می\u200cخواهم 1\u0301") == [
+        "हिन्दी",
+        "ភាសា",
+        ".",
+        "i\u0307l",
+        "می\u200cخواهم",
+        "1",
+        "\u0301",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["word", "char", "byte", "bpe", "unigram"])

@@ -83,6 +83,7 @@ def test_prefix_and_phrases_become_tokens():
 REFUSED = {
     "an unknown character": ({}, Request("a", constraints=("b", "bxc"), line=6), "input line 7: 'bxc' contains what"),
     "and in a prefix": ({}, Request("a", "xyz"), "input line 1: 'xyz' contains what the vocabulary cannot write"),
+    "a forbidden token": ({"forbid": ("c",)}, Request("a", constraints=("bc",)), "input line 1: 'bc' contains what"),
     "greedy": ({"beam_size": 1}, Request("a", constraints=("b",)), "input line 1: constraints need decode.search='be"),
     "groups": ({"beam_groups": 2}, Request("a", constraints=("b",)), "with decode.beam_size of 2 or more and decode."),
     "samples": ({"search": "sample"}, Request("a", constraints=("b",)), "constraints need decode.search='beam' with"),

@@ -11,6 +11,7 @@ def test_ngrams_are_of_lowercase_words_without_punctuation():
     }  # fmt: skip
     assert not ngrams(" ... ")
     assert ngrams("大房，man's") == ngrams("大 房 man's")
+    assert [*ngrams("हिन्दी ភាសា")][:3] == [("हिन्दी",), ("ភា",), ("សា",)]  # vowels are combining marks
 
 
 def test_what_is_the_same_and_nobody_else_says_scores_ten():

@@ -33,7 +33,7 @@ class BpeDropout(SubwordTokenizer):
             share: the share of the possible merges that is dropped at a step; 0 segments as the model does.
             key: seed of the draws, which also depend on the order of the texts.
         """
-        super().__init__(tokenizer.content)
+        vars(self).update(vars(tokenizer))  # the model, and the languages around its texts
         self._share, self._key, self._random = share, key, random.Random(f"{share} {key}")
         self._cuts: dict[str, list[list[int]]] = {}
         self._turns: dict[str, int] = {}

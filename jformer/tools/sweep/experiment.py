@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,8 +186,13 @@ def reported(config: Config) -> dict[str, tuple[str, ...]]:
     validated = (*VALIDATED, *config.evaluate.during) if config.train.eval_every else ()
     averaged = VALIDATED if validated and config.train.ema_decay else ()
     figures = {"train": TRAINED, "valid": validated, "valid_ema": averaged}
-    for key in config.data.test_splits():
-        figures[key] = (*figures.get(key, ()), *final_scores(config))
+    data, scores, sets = config.data, final_scores(config), config.data.validation_sets()
+    figures |= {f"valid_{name}": validated for name in sets if len(sets) > 1}
+    trained = [data.languages(part) for part in data.trained()]
+    scored = [data.languages(part) for part, _ in data.test_sets().values() if data.language_symbols]
+    means = Counter("mean" if languages in trained else "zero-shot" for languages in scored)
+    for key in (*data.test_splits(), *(title for title, count in means.items() if count > 1)):
+        figures[key] = (*figures.get(key, ()), *scores)
     return {split: names for split, names in figures.items() if names}
 
 
