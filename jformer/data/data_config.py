@@ -260,11 +260,12 @@ class DataConfig(SourceConfig):
 
     def _check_subwords(self) -> None:
         """Raise UserError for subword options that are invalid, or that the tokenizer does not use."""
-        if not 0.9 <= self.character_coverage <= 1:
-            raise UserError(f"data.character_coverage={self.character_coverage} must be from 0.9 to 1 (all characters)")
+        if not 0.98 <= self.character_coverage <= 1:  # sentencepiece refuses less
+            raise UserError(f"data.character_coverage={self.character_coverage} must be from 0.98 to 1 (all)")
         for symbol in self.symbols:
-            if not symbol or re.search(r"[\s▁]", symbol) or re.fullmatch("<(pad|s|/s|unk)>|__.*__", symbol):
-                raise UserError(f"data.symbols: {symbol!r} is empty, has a space or is reserved: name another")
+            taken = re.search(r"[\s▁]", symbol) or re.fullmatch(r"<(pad|/?s|unk|0x\w\w)>|__.*__", symbol)
+            if not symbol or taken or self.symbols.count(symbol) > 1:
+                raise UserError(f"data.symbols: {symbol!r} is empty, reserved, repeated or has a space: name another")
         ours = self.tokenizer in ("bpe", "unigram")
         learned = ("character_coverage", "byte_fallback", "split_digits", "normalization")
         kind = f"data.tokenizer='bpe' or 'unigram', not {self.tokenizer!r}"

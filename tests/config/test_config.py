@@ -376,9 +376,11 @@ COMBINATIONS = [
     ),
     ({"data.language_symbols": "source", "task": "lm", "model.family": "decoder"}, "by task='translate' only"),
     ({"decode.target_language": "fr", "task": "lm", "model.family": "decoder"}, "by task='translate' only"),
-    ({"data.character_coverage": 0.5}, "character_coverage=0.5"),
+    ({"data.character_coverage": 0.97}, "character_coverage=0.97"),
     ({"data.byte_fallback": True, "data.tokenizer": "word"}, "data.byte_fallback=True needs data.tokenizer='bpe'"),
     ({"data.symbols": ("a b",)}, "data.symbols: 'a b'"),
+    ({"data.symbols": ("<BT>", "<BT>")}, "data.symbols: '<BT>'"),
+    ({"data.symbols": ("<0x41>",), "data.byte_fallback": True}, "data.symbols: '<0x41>'"),
     ({"data.vocabulary": "m.model", "data.split_digits": True}, "split_digits=True has no effect on data.vocabulary"),
     (
         {"data.piece_start": "previous", "data.overlong": "split"},

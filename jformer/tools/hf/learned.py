@@ -24,10 +24,11 @@ AROUND = {  # the templates of one text and of two
 }
 
 
-def to_json(tokenizer: Tokenizer, family: str, mask: bool) -> str | None:
+def to_json(tokenizer: Tokenizer, family: str, mask: bool, written: Sequence[int] = ()) -> str | None:
     """Return the content of a tokenizer.json, or None for a tokenizer that is not for texts.
 
     The `family` of the model determines the symbols around a text; with `mask`, the first id past the vocabulary is it.
+    `written` are special ids that only outputs begin with.
     """
     from tokenizers import processors
 
@@ -37,7 +38,7 @@ def to_json(tokenizer: Tokenizer, family: str, mask: bool) -> str | None:
     if fast is None:
         return None
     before = [tokenizer.tokens[i] for i in tokenizer.symbols.before]  # a language
-    fast.add_special_tokens([*SYMBOLS, *([MASK] if mask else []), *before])
+    fast.add_special_tokens([*SYMBOLS, *([MASK] if mask else []), *before, *(tokenizer.tokens[i] for i in written)])
     single, pair = (" ".join([*before, template]) for template in AROUND[family])
     ends = [(name, fast.token_to_id(name)) for name in ("<s>", "</s>", *before)]
     fast.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)

@@ -330,7 +330,9 @@ def write(
     named = {
         f"{name}_token": written[i] for name, i in _named(model_type, target.symbols).items() if 0 <= i < len(written)
     }
-    content = target.content if kind == "fast" else None if kind or other else learned.to_json(target, family, mask)
+    content = target.content if kind == "fast" else None
+    if not kind and not other and source.tokens == written:  # theirs has one vocabulary
+        content = learned.to_json(source, family, mask, target.symbols.before)
     if content:
         (directory / FAST).write_text(content)
         config = {**named, "tokenizer_class": "PreTrainedTokenizerFast"}
