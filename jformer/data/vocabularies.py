@@ -210,7 +210,7 @@ def _texts(splits: Sequence[Split], vocabulary: VocabularySpec, temperature: flo
 
     repeats = [1.0] * len(splits)
     if temperature > 1:
-        repeats = shares_of([sum(1 for _ in read(split)) for split in splits], temperature)
+        repeats = shares_of([sum(any(pair[:2]) for pair in read(split)) for split in splits], temperature)
     for split, repeat in zip(splits, repeats, strict=True):
         for number, pair in enumerate(read(split)):
             for side in vocabulary.sides * (math.floor((number + 1) * repeat) - math.floor(number * repeat)):

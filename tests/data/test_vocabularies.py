@@ -151,6 +151,8 @@ def test_texts_of_small_corpora_are_learned_from_more_often_at_a_temperature():
     texts = list(_texts([split(large), split(small)], spec, 100.0))
     assert 48 <= Counter(text[0] for text in texts)["b"] <= 50 <= len(texts) - 49
     assert list(_texts([split(large), split(small)], spec, 1.0)) == [pair.source for pair in [*large, *small]]
+    cleaned = split([*large[:10], *[Pair("", "")] * 80])
+    assert Counter(text[:1] for text in _texts([cleaned, split(small)], spec, 100.0)) == {"a": 10, "b": 10, "": 80}
 
 
 def test_learning_again_leaves_nothing_of_the_run_before(tmp_path):

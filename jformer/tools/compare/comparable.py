@@ -17,7 +17,10 @@ from jformer.evaluation.score_tables import scored_sets
 from jformer.storage import run_path
 
 KINDS = ("signature", "data", "budget")
-TOKENS = ("tokenizer", "vocab_size", "vocab_shared", "normalization", "split_digits", "bpe_dropout", "segmentations")
+TOKENS = (
+    *("tokenizer", "vocab_size", "vocab_shared", "vocab_temperature", "vocabulary", "character_coverage", "symbols"),
+    *("byte_fallback", "normalization", "split_digits", "bpe_dropout", "segmentations", "language_symbols"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

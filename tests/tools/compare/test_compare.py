@@ -37,6 +37,7 @@ def runs(tmp_path_factory):
         store_run(folder / name, {"data.tokenizer": "bpe", "data.bpe_dropout": rate})
     for name in ("trained", "otherwise"):
         edit(store_run(folder / name), lambda results, name=name: results["run"].update(data=[f"{name} on this text"]))
+    store_run(folder / "bytes", {"data.tokenizer": "bpe", "data.byte_fallback": True})
     store_run(folder / "unscored", scored=False)
     edit(store_run(folder / "unjudged"), lambda results: results.pop("test"))
     return folder
@@ -102,6 +103,10 @@ def test_other_cuts_of_the_same_words_are_another_budget(told):
     code, text, error = told("subwords", "recut")
     assert (code, text, error.count("\n")) == (2, "", 1)
     assert "budget (recut against subwords: tokens of data.bpe_dropout=0.1 against 0.0)" in error
+    assert (
+        "budget (bytes against subwords: tokens of data.byte_fallback=True against False)"
+        in told("subwords", "bytes")[2]
+    )
 
 
 @pytest.mark.parametrize(
