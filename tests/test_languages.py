@@ -12,13 +12,16 @@ from jformer.config import as_config_dict, load_config, resolve
 from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair, Split
+from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.data.vocabularies import VocabularySpec, directed, learn_tokenizers
 from jformer.errors import UserError
 from jformer.evaluation import records
+from jformer.inference import verify
 from jformer.inference.answers import Request
 from jformer.inference.predict import load
 from jformer.inference.verify import Subject
 from jformer.tasks.build import build_task
+from jformer.tools.server.limits import Limits
 from jformer.tools.sweep.experiment import reported
 from jformer.training.corpora import open_data, segmentations
 from tests import small_run
@@ -150,7 +153,25 @@ def test_a_run_of_several_languages_is_scored_by_pair_and_answers_by_line_and_by
     assert "decode.target_language='bb': test sets have languages of their own (aa)" in capsys.readouterr().err
 
 
-def test_an_imported_model_of_several_languages_answers_in_each_and_is_trained_in_each(tmp_path):
+def test_a_server_takes_other_source_languages_of_a_model_whose_target_language_all_lines_share(tmp_path):
+    pytest.importorskip("tokenizers")
+    engine = pytest.importorskip("jformer.tools.server.engine")
+    content, ids = small_runs._unigram()
+    source, target = ids["eng_Latn"], ids["deu_Latn"]
+    side = FastTokenizer(
+        content, {"pad": 1, "bos": target, "eos": 2, "unk": 3, "after": [source]}
+    )  # as the first mBART
+    rows = {"vocab_size": len(ids), "target_vocab_size": len(ids)}
+    run = small_runs.write_run(tmp_path / "run", "bart_base", "translate", (side, side), max_length=32, **rows)
+    served = engine.Engine(load(str(run)), Limits())
+    asked = {"source": "the cat", "source_language": "fra_Latn"}
+    (request,) = served.requests(engine.schema.InputsBody(inputs=[asked]))
+    assert request.languages == ("fra_Latn", "")
+    with pytest.raises(UserError, match="so lines cannot choose it"):
+        served.requests(engine.schema.InputsBody(inputs=[{**asked, "target_language": "fra_Latn"}]))
+
+
+def test_an_imported_model_of_several_languages_answers_in_each_and_is_trained_in_each(tmp_path, monkeypatch):
     pytest.importorskip("tokenizers")
     run = small_runs.nllb(tmp_path / "run")  # of eng_Latn and deu_Latn
     predictor = load(str(run))
@@ -179,7 +200,11 @@ def test_an_imported_model_of_several_languages_answers_in_each_and_is_trained_i
     for name in ("deu_Latn", "fra_Latn"):
         chosen.decode.target_language = name if name == "fra_Latn" else ""
         config = resolve(chosen)
-        verified = Subject(load(str(run), config), config.decode)
+        found = []
+        monkeypatch.setattr(verify, "Subject", lambda *given: found.append(Subject(*given)) or found[-1])  # noqa: B023
+        monkeypatch.setattr(verify, "CHECKS", ())
+        assert verify.verify(config, run)
+        (verified,) = found
         assert verified.origin == "of test set 'train'"
         assert {verified.inputs.begun(piece) for piece in verified.pieces} == {(ids[name],)}
     chosen.data.update(mixture=(languages,), language_symbols="source")

@@ -37,6 +37,7 @@ from jformer.parallel.mesh import make_mesh
 
 SENTENCES, BEAMS = 16, 4
 FEW, PADDING = 3, 8  # inputs of a smaller batch, and its additional positions
+OPTIONS = ("length_penalty", "length_offset", "dtype", "source_language", "target_language")  # of decoding, given
 READ = {*Batch.__annotations__} - {"target_out", "weights", "row"}  # arrays that a model reads
 TOLERANCE = {"float32": 2e-4, "bfloat16": 0.2}  # of a log-probability or a logit, by the arithmetic of products
 
@@ -153,11 +154,7 @@ def verify(config: Config, workdir: Path, further: Sequence[Check] = ()) -> bool
 
     Products of float32 have the highest precision, so that the checks find errors rather than a platform's rounding.
     """
-    options = DecodeConfig(
-        length_penalty=config.decode.length_penalty,
-        length_offset=config.decode.length_offset,
-        dtype=config.decode.dtype,
-    )
+    options = DecodeConfig(**{key: getattr(config.decode, key) for key in OPTIONS})
     with show_progress("loading the run"):
         model = dataclasses.replace(config.model, precision="highest")
         predictor = load(workdir, dataclasses.replace(config, decode=options, model=model), make_mesh(1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jformer.data.data_config import Languages
 from jformer.data.sources.split import Pair
 from jformer.data.spans import joined_text
 from jformer.data.text import admit
@@ -92,8 +93,7 @@ class Engine:
                 raise UserError(f"{len(each.constraints)} constraints are more than the {limits.constraints} of a text")
             phrases = [self._text(phrase, limits.phrase) for phrase in each.constraints]
             text, prefix = self._text(each.source), self._text(each.prefix, limits.prefix)
-            languages = self._language(each.source_language), self._language(each.target_language)
-            requests.append(Request(text, prefix, phrases, line=line, languages=languages))
+            requests.append(Request(text, prefix, phrases, line=line, languages=self._languages(each)))
         return requests
 
     def _asked(self, given: str | schema.Asked | schema.InContext) -> schema.Asked:
@@ -108,8 +108,7 @@ class Engine:
         self._check_count(body.pairs)
         pairs = []
         for each in body.pairs:
-            languages = self._language(each.source_language), self._language(each.target_language)
-            pairs.append(Pair(self._text(each.source), self._text(each.target), languages=languages))
+            pairs.append(Pair(self._text(each.source), self._text(each.target), languages=self._languages(each)))
         return pairs
 
     def watched(self, body: schema.WatchedBody) -> tuple[str, str | None]:
@@ -179,11 +178,11 @@ class Engine:
                 self.predictor.generate([asked.get(self.route, line)] * count)
         self.predictor.forget()
 
-    def _language(self, name: str) -> str:
-        """Return a language that the vocabulary has; raise UserError here, before others wait for the same batch."""
-        if name:
-            self.predictor.inputs.towards((name, name))
-        return name
+    def _languages(self, each: schema.Asked | schema.PairToScore) -> Languages:
+        """Return the languages of a text; raise UserError here, before others wait for the same batch."""
+        languages = each.source_language, each.target_language
+        self.predictor.inputs.towards(languages)
+        return languages
 
     def _check_count(self, items: Sequence[Any]) -> None:
         if len(items) > self._limits.texts:
