@@ -148,7 +148,7 @@ def kept_files(directory: Path, texts: Texts) -> dict[str, str]:
     places = dict.fromkeys((FIELDS, SETTINGS, PIXELS), directory)
     if texts.do_lower_case is None:
         places |= dict.fromkeys((vocabulary.CONFIG, vocabulary.SPECIALS), texts.tokenizer or directory)
-    return {name: (place / name).read_text() for name, place in places.items() if (place / name).is_file()}
+    return {name: (place / name).read_text("utf-8") for name, place in places.items() if (place / name).is_file()}
 
 
 def not_carried(notes: list[str]) -> str:

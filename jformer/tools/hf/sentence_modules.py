@@ -32,7 +32,7 @@ def read_modules(directory: Path) -> SentenceModules | None:
     path = directory / MODULES
     if not path.is_file():
         return None
-    modules = parse_json(path.read_text())
+    modules = parse_json(path.read_bytes())
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(

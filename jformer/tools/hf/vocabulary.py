@@ -103,7 +103,7 @@ class TokenizerFiles:
 
     def _fast_ids(self, path: Path) -> dict[str, int]:
         try:
-            content = path.read_text() if path.name == FAST else self._made_of(path)
+            content = path.read_text("utf-8") if path.name == FAST else self._made_of(path)
             stored = parse_object(content)  # refuses duplicate keys, of which the library takes the last
             added = self._added(stored, FastTokenizer(content, {}).ids)
             whole = {**stored, "added_tokens": added, **self._overridden(stored)}
@@ -334,7 +334,7 @@ def write(
     if not kind and not other and source.tokens == written:  # theirs has one vocabulary
         content = learned.to_json(source, family, mask, target.symbols.before)
     if content:
-        (directory / FAST).write_text(content)
+        (directory / FAST).write_text(content, "utf-8")
         config = {**named, "tokenizer_class": "PreTrainedTokenizerFast"}
         if kind != "fast" or target.split_specials:
             config["split_special_tokens"] = True
@@ -346,14 +346,14 @@ def write(
             (directory / file).write_bytes(base64.b64decode(tokenizer.model))
         separate = {"separate_vocabs": True} if source.ids != target.ids else {}
         for file, tokenizer in ((IDS, source), (TARGET_IDS, target)) if separate else ((IDS, target),):
-            (directory / file).write_text(json.dumps(tokenizer.ids, ensure_ascii=False, indent=2))
+            (directory / file).write_text(json.dumps(tokenizer.ids, ensure_ascii=False, indent=2), "utf-8")
         config = {**named, "tokenizer_class": CLASSES[model_type], **separate}
     else:
         config = {}
     if config:
         written = json.dumps({**config, **facts}, ensure_ascii=False, indent=2) + "\n"
         for file, text in (kept if CONFIG in kept else {CONFIG: written}).items():
-            (directory / file).write_text(text)
+            (directory / file).write_text(text, "utf-8")
     return bool(config)
 
 

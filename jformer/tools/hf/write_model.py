@@ -185,7 +185,7 @@ def write_settings(target: Path, family: HfFamily, run: StoredRun, kept: Mapping
         if SETTINGS in kept:
             fields, own = (parse_object(kept[file]) for file in (FIELDS, SETTINGS))
             if generation.read(fields, own, written.symbols, written.tokens, language)[0] == config.decode:
-                (target / SETTINGS).write_text(kept[SETTINGS])
+                (target / SETTINGS).write_text(kept[SETTINGS], "utf-8")
                 return []
         ids = {token: i for i, token in enumerate(written.tokens)}
         settings, notes = generation.write(config.decode, written.symbols, ids)
@@ -197,5 +197,5 @@ def write_settings(target: Path, family: HfFamily, run: StoredRun, kept: Mapping
         came = kept.get(PIXELS, "")
         if not came or pixel_scale(parse_object(came)) != (vision.mean, vision.deviation):
             came = json.dumps(pixel_fields(config.model, cast(ImageTokenizer, images)), indent=2) + "\n"
-        (target / PIXELS).write_text(came)
+        (target / PIXELS).write_text(came, "utf-8")
     return []

@@ -65,13 +65,17 @@ def test_symbols_stand_around_texts_as_the_model_reads_them():
     assert (two.tokens, two.type_ids) == (["<s>", "c", "</s>", "a", "</s>"], [0, 0, 0, 1, 1])
 
 
-def test_a_source_begins_with_its_own_language_and_two_vocabularies_are_not_one(tmp_path):
+def test_a_source_begins_with_its_own_language_and_two_vocabularies_are_not_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "io.text_encoding", lambda given, _=2: given or "iso8859-9"
+    )  # a locale that files do not follow
     shared = learn("bpe", TEXTS["letters"], 72, "identity", False, controls=["__de__", "__en__"])
     en, de = map(shared.tokens.index, ("__en__", "__de__"))
     (cat,) = shared.encode(["cat"])
     sides = shared.with_symbols(before=(en,)), shared.with_symbols(before=(de,))
     assert vocabulary.write(tmp_path, "marian", sides, "encdec")
-    theirs = read((tmp_path / vocabulary.FAST).read_text())
+    theirs = read((tmp_path / vocabulary.FAST).read_text("utf-8"))
+    assert vocabulary.TokenizerFiles(tmp_path, "marian", {}).ids == {each: i for i, each in enumerate(shared.tokens)}
     assert theirs.encode("cat").ids == [en, *cat, 2]
     assert theirs.decode([de, *cat]) == "cat"
     assert not vocabulary.write(tmp_path, "marian", (shared, learn("char", ["cat"], 9, "identity", False)), "encdec")
