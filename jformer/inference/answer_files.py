@@ -25,7 +25,7 @@ from jformer.config.options import Config, score_commands
 from jformer.data.file_digests import digest
 from jformer.data.progress import counted, show, show_progress, showing_line
 from jformer.data.sources.split import Pair
-from jformer.data.text import INVALID_REPLACED, read_lines
+from jformer.data.text import INVALID_REPLACED, PACKED, read_lines
 from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.formats import Question, read_asked, read_question, read_request, write_outputs, write_scored
@@ -68,7 +68,7 @@ class FileProgress:
 
         `compiling` returns the seconds spent on compiling so far, which rates and estimates exclude.
         """
-        self._size = path.stat().st_size if path.is_file() and path.suffix != ".gz" else 0
+        self._size = path.stat().st_size if path.is_file() and path.suffix not in PACKED else 0
         self._compiling = compiling
         self._written = self._answered = self._reading = 0  # lines; the last two since the last write
         self._read = self._skipped = self._finished = 0  # bytes: read, skipped, written

@@ -330,8 +330,9 @@ def test_a_terminal_sees_a_bar_as_wide_as_it_is_and_no_colours(echo, source, tmp
     assert terminal.sequences(said[0]) <= terminal.MOVES
 
 
-def test_of_a_pipe_nobody_knows_the_share(echo, monkeypatch, tmp_path):
-    assert files.FileProgress(tmp_path, lambda: 0.0).share() is None
+def test_of_a_pipe_or_a_compressed_file_nobody_knows_the_share(echo, monkeypatch, tmp_path):
+    (tmp_path / "in.xz").write_bytes(b"a")
+    assert all(files.FileProgress(path, lambda: 0.0).share() is None for path in (tmp_path, tmp_path / "in.xz"))
 
 
 def test_windows_grow_to_what_takes_some_seconds(monkeypatch):
