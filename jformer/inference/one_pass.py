@@ -19,7 +19,7 @@ from jformer.data.aligned import WORDS_CUT, encode_chunks
 from jformer.data.corpus import ExampleEncoder
 from jformer.data.sources.split import Pair
 from jformer.data.spans import MAY_START, START, SpanEncoder, Windows, fault_of, is_blank
-from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
+from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer, closed, following
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.rules import top_k
 from jformer.errors import UserError
@@ -271,7 +271,8 @@ def best_of_windows(answers: Sequence[Sequence[Output]], options: DecodeConfig) 
 def pieces_with_masks(encoder: ExampleEncoder, requests: Sequence[Request], counts: Counter[str]) -> list[list[Piece]]:
     """Return the piece of every request, none for an empty one, cut at the limit, and where its masks are.
 
-    A mask that is not a token of the vocabulary splits the text into parts that are encoded separately.
+    A mask that is not a token of the vocabulary splits the text; it hides the white space before it, too, if a token
+    may begin with that.
 
     Raises UserError for a text without a mask, or with none before the limit.
     """
@@ -279,15 +280,15 @@ def pieces_with_masks(encoder: ExampleEncoder, requests: Sequence[Request], coun
     assert side.tokenizer
     mask, spelled = mask_of(side.tokenizer)
     known = bool(side.symbols.noise) and not getattr(side.tokenizer, "split_specials", False)
-    asked = [request.text for request in requests]
-    parts = [[text] if known else text.split(spelled) for text in asked]
-    encoded = iter(side.encode([part for some in parts for part in some]))
-    begin = side.begin + len(side.symbols.before)
+    parts = [[request.text] if known else request.text.split(spelled) for request in requests]
+    parts = [[*(closed(side.tokenizer, part) for part in some[:-1]), some[-1]] for some in parts]
     end = side.end + len(side.symbols.after)
-    for request, some in zip(requests, parts, strict=True):
-        ids, *others = [next(encoded) for _ in some]
+    encoded = iter(side.encode([first for first, *_ in parts]))
+    for request, (_, *others) in zip(requests, parts, strict=True):
+        ids = next(encoded)
         for other in others:
-            ids = [*ids[: len(ids) - end], mask, *other[begin:]]
+            until = len(ids) - end
+            ids = [*ids[:until], mask, *following(side.tokenizer, other), *ids[until:]]
         if not request.text.strip():
             counts[EMPTY] += 1
             groups.append([])

@@ -262,6 +262,18 @@ def test_a_mask_that_is_cut_off_is_not_filled_in():
         pieces_with_masks(encoder, [Request("abcdefgh<mask>", line=4)], counts)
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])
+def test_a_mask_stands_where_training_puts_it_and_the_text_around_it_is_cut_as_without_it(kind):
+    tokenizer = learn(kind, ["the c sat on the c", "a c sat", "c c"] * 9, 30, "identity", False)
+    config = resolve({"task": "mlm", "model": {"family": "encoder"}, "data": {"tokenizer": kind}})
+    encoder = build_task(config).encoder(tokenizer, tokenizer, evaluating=True)
+    hidden = [i for i in tokenizer.encode(["the c sat"])[0] if tokenizer.tokens[i] in ("▁c", "c")]
+    for text in ("the c sat on", "c sat", "the c", "c c sat"):
+        ((piece,),) = pieces_with_masks(encoder, [Request(text.replace("c", "<mask>"))], Counter())
+        (ids,) = encoder.source.encode([text])
+        assert piece.ids == [tokenizer.vocab_size if i in hidden else i for i in ids]
+
+
 def test_json_has_the_tags_and_their_spans():
     words = [TaggedWord("New", "B-place", 0.5, 0.6), TaggedWord("York", "I-place", 0.8, 0.9)]
     words.append(TaggedWord("is", "O", 0.9, 0.9))

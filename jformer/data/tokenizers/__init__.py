@@ -44,6 +44,7 @@ __all__ = [
     "Tokenizer",
     "beginning",
     "closed",
+    "following",
     "learn",
     "load",
     "spellings",
@@ -114,6 +115,14 @@ def beginning(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of the beginning of an output, without trailing white space where `closed` drops it."""
     (ids,) = _cut(tokenizer)([closed(tokenizer, text)])
     return ids
+
+
+def following(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text that continues another one, whose last word it may be a part of."""
+    cut = _cut(tokenizer)
+    alone, *whole = cut([text, *(head + text for head in BEFORE)])
+    both = zip(cut(BEFORE), whole, strict=True)
+    return next((ids[len(head) :] for head, ids in both if ids[: len(head)] == head), alone)
 
 
 def closed(tokenizer: Tokenizer, text: str) -> str:
