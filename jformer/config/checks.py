@@ -206,6 +206,9 @@ def _check_decode(config: Config) -> None:
     if config.decode.rerank not in ("", *commands):
         names = ", ".join(commands) or "there is none"
         raise UserError(f"decode.rerank={config.decode.rerank!r} names no evaluate.command: {names}")
+    if config.decode.n_best > 1 and config.task in ("classify", "tag", "embed"):
+        given = f"decode.n_best={config.decode.n_best}"
+        raise UserError(f"{given}: task={config.task!r} has one answer to an input: leave it out")
     for key, does in (("ensemble", "combines"), ("rerank", "ranks outputs of")):
         if getattr(config.decode, key) and config.task in ONE_PASS:
             raise UserError(f"decode.{key} {does} searches, but task={config.task!r} answers in one pass: leave it out")

@@ -96,7 +96,7 @@ def ratios_of(config: Config, name: str, outputs: Sequence[str], pairs: Sequence
 
 
 def _of_labels(kind: str, name: str, outputs: Sequence[str], targets: Sequence[str]) -> Ratios | None:
-    parted = (lambda text: set(label_set(text))) if kind == "several" else (lambda text: {text})
+    parted = (lambda text: set(label_set(text))) if kind == "several" else (lambda text: {text} - {""})
     found, wanted = [parted(text) for text in outputs], [parted(text) for text in targets]
     if name in SHARES:
         return _mean([ours == theirs for ours, theirs in zip(found, wanted, strict=True)])

@@ -202,7 +202,7 @@ def _columns(values: Sequence[object]) -> str:
 def _column(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
-    return one_line(" ".join(value.split("\t"))) if isinstance(value, str) else str(value)
+    return one_line(" ".join(value.split("\t"))) if isinstance(value, str) else "" if value is None else str(value)
 
 
 def _json(record: Mapping[str, object]) -> str:

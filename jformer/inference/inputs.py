@@ -97,7 +97,10 @@ class Inputs:
         self.features = task.features(*own)
         self.encoder, self.symbols, _ = first = self._direction(own)
         self._directions: dict[Languages, Direction] = {("", ""): first}
-        self.side = self.encoder.target if self.continues else self.encoder.source
+        sides = self.encoder.source, self.encoder.target
+        self.side = sides[self.continues]
+        if task.answer == VECTOR:  # either text of a pair may be asked for
+            self.side = max(sides, key=lambda side: side.max_length)
 
     def _direction(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> Direction:
         encoder, symbols = self.task.encoder(*tokenizers, evaluating=True), tokenizers[1].symbols

@@ -25,7 +25,7 @@ from jformer.parallel.mesh import make_mesh
 from jformer.storage import new_directory, run_path
 from jformer.tasks.build import build_sized, build_task, check_heads, choose_decoding_dtype, open_mesh
 from jformer.tasks.embed import embed
-from jformer.tasks.task import Task
+from jformer.tasks.task import VECTOR, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +125,10 @@ def embedding_run(run: Trained) -> Trained:
     if pooling == "first" and model.family == "decoder":
         raise UserError("decode.pooling='first' takes BOS in a decoder: use 'last' or 'mean'")
     data = dataclasses.replace(config.data, batching="buckets", overlong="cut", vocab_shared=True, source="files")
-    if model.family == "decoder":
-        data = dataclasses.replace(data, max_source_length=data.max_target_length)
+    if run.task.answer != VECTOR:  # a text is as long as those that the run reads
+        written = model.family == "decoder" or run.task.answer == ""
+        longest = data.max_target_length if written else data.max_source_length
+        data = dataclasses.replace(data, max_source_length=longest, max_target_length=longest)
     task = embed(dataclasses.replace(data, mixture=()), label_smoothing=0.0, family=model.family)
     side = tokenizers[model.family == "decoder"]
     embedding = build_model(model.with_vectors("" if pooling == "pooler" else pooling))

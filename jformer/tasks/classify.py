@@ -169,7 +169,8 @@ def number_loss(label_smoothing: float) -> TaskLoss:
 def _score_one(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
     labels, groups = [pair.target for pair in examples], [pair.group for pair in examples]
     accuracy = exact_match(outputs, labels, groups if any(groups) else None)
-    macro = f1_scores([{output} for output in outputs], [{label} for label in labels])["macro_f1"]
+    found = [{output} - {""} for output in outputs]  # an empty text has no label
+    macro = f1_scores(found, [{label} for label in labels])["macro_f1"]
     return {"accuracy": accuracy, "macro_f1": {"score": macro}, "perplexity": token_scores(sums)["perplexity"]}
 
 

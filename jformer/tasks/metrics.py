@@ -223,7 +223,7 @@ def agreement(found: Sequence[float], wanted: Sequence[float]) -> dict[str, floa
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     a, b = a - a.mean(), b - b.mean()
-    norm = math.sqrt((a @ a) * (b @ b))
+    norm = math.sqrt((a @ a) * (b @ b)) if np.ptp(a) and np.ptp(b) else 0.0  # a rounded mean differs from a constant
     return float(a @ b) / norm if norm else math.nan
 
 

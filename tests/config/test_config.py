@@ -399,6 +399,10 @@ COMBINATIONS = [
         "decode.ensemble combines searches, but task='tag' answers in one pass: leave it out",
     ),
     (
+        {"task": "classify", "model.family": "encoder", "data.source": "labelled", "decode.n_best": 3},
+        "decode.n_best=3: task='classify' has one answer to an input: leave it out",
+    ),
+    (
         {"decode.search": "mbr", "decode.samples": 4, "decode.rerank": "a", "evaluate.command": "a"},
         "decode.rerank='a' with decode.search='mbr', which ranks by itself",
     ),

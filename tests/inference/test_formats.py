@@ -110,6 +110,7 @@ def test_each_number_of_an_output_has_a_name_of_its_own():
     assert written("tsv", log_prob=-2.5, utility=40.0) == "a\t40.0"  # what they are ranked by
     labels = json.loads(written("jsonl", log_prob=-0.5, labels={"a": 0.6065306, "b": 0.3934694}))["outputs"][0]
     assert labels == {"text": "a", "log_prob": -0.5, "labels": {"a": 0.60653, "b": 0.39347}}
+    assert written("tsv") == "a\t"  # an estimated number has no probability
 
 
 def test_scores_are_a_number_columns_or_json():

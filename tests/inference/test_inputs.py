@@ -21,9 +21,9 @@ def ids(text):
     return TOKENIZER.encode([text])[0]
 
 
-def inputs(task="translate", max_positions=None, limit=64, **options):
-    model = {"family": {"translate": "encdec", "lm": "decoder", "classify": "encoder"}[task]}
-    data = {"max_source_length": limit, "max_target_length": limit}
+def inputs(task="translate", max_positions=None, limit=64, target_limit=None, **options):
+    model = {"family": {"translate": "encdec", "lm": "decoder"}.get(task, "encoder")}
+    data = {"max_source_length": limit, "max_target_length": target_limit or limit}
     config = resolve({"task": task, "model": model, "data": {**data, "tokenizer": "char"}})
     made = build_task(config)
     sized = build_sized(config, made, (TOKENIZER, TOKENIZER)).config
@@ -57,6 +57,13 @@ def test_an_input_over_the_limit_is_cut_or_split():
         inputs("lm", overlong="split")
     with pytest.raises(UserError, match=r"decode\.overlong='split' joins one output of each piece, not 2"):
         DecodeConfig(overlong="split", n_best=2).check()
+
+
+def test_a_text_to_embed_may_be_as_long_as_either_one_of_a_pair():
+    for limits in ((4, 8), (8, 4)):
+        reader = inputs("embed", limit=limits[0], target_limit=limits[1])
+        assert pieces(reader, "abcdef") == [[[BOS, *ids("abcdef"), EOS]]]
+        assert pieces(reader, "abcdefgh") == [[[BOS, *ids("abcdef"), EOS]]]
 
 
 @pytest.mark.parametrize(

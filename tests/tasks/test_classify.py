@@ -46,11 +46,11 @@ def test_images_of_a_file_come_back_from_the_batches(make, tmp_path):
 
 
 def test_scores_of_labels_by_hand():
-    """Right: 2 of a's 3 and 1 of b's 1, so F1 is 4/5 and 2/3; c was said once and is never right."""
-    examples = [Pair("", label) for label in "aaab"]
-    scores = make_task("classify")[0].score(list("aabb"), examples, TOTALS)
-    assert scores["accuracy"] == {"score": 0.75}
-    assert scores["macro_f1"]["score"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    """Right: 2 of a's 4 and 1 of b's 1, so F1 is 2/3 and 2/3; no answer, to an empty text, is not a label."""
+    examples = [Pair("", label) for label in "aaaba"]
+    scores = make_task("classify")[0].score([*"aabb", ""], examples, TOTALS)
+    assert scores["accuracy"] == {"score": 0.6}
+    assert scores["macro_f1"]["score"] == pytest.approx(2 / 3)
     assert scores["perplexity"]["score"] == pytest.approx(math.exp(2))
 
 

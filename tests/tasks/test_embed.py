@@ -9,12 +9,17 @@ import pytest
 
 from jformer.config import resolve
 from jformer.config.resume import resume_config
+from jformer.data.tokenizers import learn
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
+from jformer.inference.answers import Request
+from jformer.inference.inputs import Inputs
+from jformer.inference.restore import Trained, embedding_run
 from jformer.models import ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_shardings, put_batch
-from jformer.tasks.build import with_rows
+from jformer.tasks.build import build_sized, build_task, with_rows
 from jformer.tasks.embed import embed, pair_loss
 from jformer.tasks.split_loss import make_eval_step
 from jformer.tasks.task import make_loss
@@ -146,6 +151,23 @@ def test_what_does_not_fit_is_refused_by_its_key(changes, line):
     with pytest.raises(UserError) as error:
         resolve({**EMBED, **changes})
     assert line in str(error.value)
+
+
+@pytest.mark.parametrize(("task", "family", "limit"), [
+    ("translate", "encdec", 12), ("denoise", "encdec", 24), ("lm", "decoder", 24), ("classify", "encoder", 12),
+    ("embed", "encoder", 24),
+])  # fmt: skip
+def test_a_text_to_embed_is_as_long_as_a_run_reads_and_has_positions_for(task, family, limit):
+    source = {"denoise": "text", "lm": "text", "classify": "labelled"}.get(task, "files")
+    data = {"source": source, "dir": "nowhere", "max_source_length": 12, "max_target_length": 24}
+    config = resolve({"task": task, "model": {"family": family, "d_model": 8, "d_ff": 8, "num_heads": 1}, "data": data})
+    letters = learn("char", ["abc"], 99, "identity", False)
+    made = build_task(config)
+    tokenizers = letters, (learn("label", ["a", "b"], 99, "identity", False) if task == "classify" else letters)
+    run = embedding_run(Trained(config, made, tokenizers, build_sized(config, made, tokenizers), {}))
+    reader = Inputs(DecodeConfig(), run.task, run.tokenizers, [run.model.config])
+    ((piece,),) = reader.pieces([Request("a" * 99)])
+    assert len(piece.ids) == limit
 
 
 def test_a_row_of_a_task_of_ones_own_that_gives_vectors_holds_both_texts():

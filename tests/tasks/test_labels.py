@@ -44,6 +44,11 @@ def test_an_unknown_one_of_several_labels_is_named():
         labels_of("labels", ["glad,calm"]).encode(["calm", "calm, angry"])
 
 
+def test_labels_of_commas_alone_are_refused():
+    with pytest.raises(UserError, match=r"^the training split holds no label"):
+        labels_of("labels", [",", "", " , "])
+
+
 def test_labels_that_differ_in_white_space_alone_are_refused():
     with pytest.raises(UserError, match=r"^labels 'pos' and 'pos ' differ only in white space: spell both the same"):
         labels_of("label", ["pos", "neg", "pos "])
@@ -60,6 +65,14 @@ def test_numbers_come_back_from_the_batch_and_from_disk(tmp_path):
     saved = load(tmp_path, "target")
     assert isinstance(saved, NumberTokenizer)
     assert saved.fingerprint == tokenizer.fingerprint
+
+
+def test_numbers_that_differ_little_for_their_size_are_told_apart():
+    given = ["1700000000", "1700000100.5", "1699999999.25"]
+    tokenizer = labels_of("number", given)
+    assert [float(tokenizer.decode(ids)) for ids in tokenizer.encode(given)] == pytest.approx(
+        [*map(float, given)], abs=0.01
+    )
 
 
 def test_numbers_that_are_all_one_have_a_unit():

@@ -117,11 +117,13 @@ class LabelTokenizer(ListTokenizer):
 def learn_labels(kind: str, lines: Iterable[str], normalization: str) -> LabelTokenizer:
     """List the labels of the training text in alphabetical order, and count the examples of each.
 
-    Raises UserError for labels that differ only in leading or trailing white space.
+    Raises UserError for labels that differ only in leading or trailing white space, and if there is none.
     """
     split, normalize = RULES[kind][0], NORMALIZATIONS[normalization]
     counts = Counter(label for line in lines if line.strip() for label in split(normalize(line)))
     labels = sorted(counts)
+    if not labels:
+        raise UserError("the training split holds no label; check data.dir and data.train")
     for label in labels:
         if label.strip() != label and label.strip() in counts:
             raise UserError(f"labels {label.strip()!r} and {label!r} differ only in white space: spell both the same")

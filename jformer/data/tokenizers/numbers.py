@@ -26,9 +26,11 @@ class NumberTokenizer(OneFile):
         return [[int(bits)] for bits in values.view(np.uint32)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the number of one id, to six digits."""
+        """Return the number of one id, to six digits, and more where numbers are large for their deviation."""
         (value,) = np.array(ids, np.uint32).view(np.float32)
-        return f"{float(value) * self.deviation + self.mean:.6g}"
+        number = float(value) * self.deviation + self.mean
+        ratio = min(max(abs(number) / self.deviation, 1), 1e9)  # a float has 15 digits
+        return f"{number:.{6 + int(math.log10(ratio))}g}"
 
 
 def is_number(text: str) -> bool:
