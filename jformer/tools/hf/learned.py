@@ -30,7 +30,7 @@ def to_json(tokenizer: Tokenizer, family: str, mask: bool, written: Sequence[int
     The `family` of the model determines the symbols around a text; with `mask`, the first id past the vocabulary is it.
     `written` are special ids that only outputs begin with.
     """
-    from tokenizers import processors
+    from tokenizers import AddedToken, processors
 
     if isinstance(tokenizer, SubwordTokenizer) and not tokenizer.is_ours:
         return None  # a given model, one with symbols that are never cut, or unigram with bytes, which differ there
@@ -38,7 +38,9 @@ def to_json(tokenizer: Tokenizer, family: str, mask: bool, written: Sequence[int
     if fast is None:
         return None
     before = [tokenizer.tokens[i] for i in tokenizer.symbols.before]  # a language
-    fast.add_special_tokens([*SYMBOLS, *([MASK] if mask else []), *before, *(tokenizer.tokens[i] for i in written)])
+    spaced = isinstance(tokenizer, SubwordTokenizer)  # whose first piece after a space has that space
+    masks = [AddedToken(MASK, lstrip=spaced, rstrip=spaced)] if mask else []
+    fast.add_special_tokens([*SYMBOLS, *masks, *before, *(tokenizer.tokens[i] for i in written)])
     single, pair = (" ".join([*before, template]) for template in AROUND[family])
     ends = [(name, fast.token_to_id(name)) for name in ("<s>", "</s>", *before)]
     fast.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)

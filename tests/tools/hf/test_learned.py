@@ -10,6 +10,7 @@ from etils.epath import Path
 from jformer.config import load_config
 from jformer.data.tokenizers import SYMBOLS, UNK, learn
 from jformer.errors import UserError
+from jformer.inference.answers import Request
 from jformer.inference.predict import load
 from jformer.tools.hf import learned, vocabulary
 from jformer.tools.hf.convert import Texts, import_model
@@ -106,6 +107,10 @@ def test_a_mask_that_had_no_name_has_one(tmp_path):
     config = json.loads((tmp_path / "theirs" / vocabulary.CONFIG).read_text())
     content = (tmp_path / "theirs" / vocabulary.FAST).read_text()
     assert read(content).token_to_id(config["mask_token"]) == text.vocab_size
+    found = tokenizers.Tokenizer.from_str(content).encode("the <mask> sat on the <mask>").ids
+    assert [found] == [
+        piece.ids for (piece,) in load(str(run)).inputs.pieces([Request("the <mask> sat on the <mask>")])
+    ]
     import_model(tmp_path / "theirs", str(tmp_path / "again"), Texts())
     assert load_config(Path(tmp_path) / "again" / "config.json").model.vocab_size == text.vocab_size + 1
     assert load(str(tmp_path / "again")).tokenizers[0].symbols.noise == (text.vocab_size,)
