@@ -83,7 +83,7 @@ class Examination:
         key = jax.random.fold_in(jax.random.key(self._seed), step)
         add_up = sum_over_parts(self._microbatches, self._mesh)
         total, count, (activations, loss, gradients) = add_up(state.params, batch, key)
-        gradient = jax.tree.map(lambda g: g / jnp.maximum(count, 1.0), total)
+        gradient = jax.tree.map(lambda g: g / jnp.where(count == 0, 1.0, count), total)
         updated, _ = apply_gradient(self._tx, gradient, state, self._frozen)
         return Broken(
             parameters=by_layer(state.params),

@@ -84,7 +84,7 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
 
     def mean_gradient(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
         total, sums = add_up(params, batch, key)
-        count = jnp.maximum(sums["loss"].count, 1.0)
+        count = jnp.where(sums["loss"].count == 0, 1.0, sums["loss"].count)  # of nothing, the gradient is 0
         return jax.tree.map(lambda g: g / count, total), sums
 
     return mean_gradient

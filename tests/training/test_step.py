@@ -242,6 +242,17 @@ def test_batch_without_the_axis_of_microbatches_is_refused(tiny):
         jax.eval_shape(step, create_state(params, tx, ema=False), UNEVEN)
 
 
+def test_weights_below_one_in_all_divide_as_others_do(tiny):
+    model, params = tiny(family="decoder")
+    mesh, found = make_mesh(1), []
+    gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED.loss), mesh))
+    for scale in (1, 1e-3):  # balanced labels may weigh that little
+        batch = {**UNEVEN, "weights": np.float32(scale) * UNEVEN["weights"]}
+        found.append(gradient(params, on(mesh, batch), jax.random.key(0)))
+    assert float(found[1][1]["loss"].count) < 1
+    assert distance(found[1][0], found[0][0]) < 1e-5
+
+
 def test_batch_without_tokens_has_no_gradient_and_no_nan(tiny):
     model, params = tiny(family="decoder", dropout=0.2)
     mesh = make_mesh(1)
