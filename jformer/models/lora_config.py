@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
-from jformer.errors import UserError, check_choice, check_least, check_range
+from jformer.errors import UserError, check_choice, check_least, check_range, refuse_unknown
 
 FACTORS = ("lora_a", "lora_b")  # beside a kernel [d f]: [d r] and [r f]
 LARGE = re.compile(r"/kernel$|embedding/embedding$")  # names of kernels and vocabularies' tables
@@ -52,8 +52,8 @@ class LoraConfig:
                 re.compile(pattern)
             except re.error as error:
                 raise UserError(f"model.lora.{key}={pattern!r} is not a regular expression: {error}") from error
-        if not self.rank and self != LoraConfig():
-            raise UserError("model.lora.rank=0: there are no adapters, and nothing else of model.lora is read; set it")
+        if not self.rank:
+            refuse_unknown("model.lora", self, (), "a model without adapters (model.lora.rank=0)")
         for key, value in (("recurrent.cell", model.recurrent.cell), ("parametrization", model.parametrization)):
             if self.rank and value not in ("", "standard"):
                 raise UserError(f"model.lora.rank={self.rank}: adapters do not support model.{key}={value!r}; use 0")

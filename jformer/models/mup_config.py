@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jformer.errors import UserError, check_least
+from jformer.errors import UserError, check_least, refuse_unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,7 @@ class MupConfig:
         check_least("model.mup", self, ("base_width",), 1)
         check_least("model.mup", self, ("base_heads",), 0)
         if model.parametrization == "standard":
-            if self != MupConfig():
-                raise UserError("model.mup is read with model.parametrization='mup' only")
+            refuse_unknown("model.mup", self, (), "a model of model.parametrization='standard'")
             return
         if model.family not in ("encdec", "decoder") or model.vision.source or model.recurrent.cell:
             raise UserError(

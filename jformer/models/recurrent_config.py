@@ -38,8 +38,7 @@ class RecurrentConfig:
             if getattr(self, key) < 0:
                 raise UserError(f"model.recurrent.{key}={getattr(self, key)} must be 0 (d_model) or more")
         if not self.cell:
-            if self != RecurrentConfig():
-                raise UserError("model.recurrent.cell='': Transformer blocks read no model.recurrent; set a cell")
+            refuse_unknown("model.recurrent", self, (), "a Transformer (model.recurrent.cell='')")
             return
         if self.update_bias and self.cell != "gru":
             raise UserError(

@@ -147,10 +147,14 @@ def holds_numbers(value):
     return isinstance(value, tuple) and bool(value) and isinstance(value[0], float)
 
 
+def wrong_values(default):
+    """Return values that are of another type than a default."""
+    return [*WRONG[tuple][:4], ("x",), (None,)] if holds_numbers(default) else WRONG[type(default)]
+
+
 @pytest.mark.parametrize("key", DEFAULTS)
 def test_values_of_another_type_are_refused_for_every_key(key):
-    numbers = holds_numbers(DEFAULTS[key])
-    for value in WRONG[type(DEFAULTS[key])] if not numbers else ["text", 1, None, {"a": 1}, ("x",), (None,)]:
+    for value in wrong_values(DEFAULTS[key]):
         shown = f"{key}[0]={value[0]!r}" if type(value) is type(DEFAULTS[key]) is tuple else f"{key}={value!r}"
         assert refused({key: value}).startswith(f"{shown} must be a ")
 

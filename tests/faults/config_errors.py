@@ -11,7 +11,7 @@ from typing import Any
 from jformer.config import default_config, resolve
 from jformer.config.config_files import override
 from jformer.errors import UserError
-from tests.config.test_config import DEFAULTS, WRONG, typos, with_values
+from tests.config.test_config import DEFAULTS, typos, with_values, wrong_values
 from tests.faults.runs import Runs
 from tests.faults.verdicts import Verdict, refusal
 
@@ -48,7 +48,7 @@ def mistakes() -> Iterator[tuple[str, Any, str]]:
     """Yield keys, what they are set to, and what is set beside them; for a key that is none, nothing."""
     yield from ((typo, None, "") for typo in TYPOS)
     for key, default in DEFAULTS.items():
-        yield from ((key, value, "") for value in WRONG[type(default)])
+        yield from ((key, value, "") for value in wrong_values(default))
         if type(default) in (int, float):
             yield key, type(default)(BELOW), ""
     for beside, others in RELATED.items():

@@ -104,8 +104,13 @@ class Resumes:
         before = path.read_bytes()
         if not (end := _end_of(before, step)):
             return ""
-        at = draw.randrange(end - 1)
-        path.write_bytes(before[:at] + bytes([before[at] ^ 1 << draw.randrange(7)]) + before[at + 1 :])
+        at, damaged = 0, before
+        while same_rows(
+            before[:end], damaged[:end]
+        ):  # the last digit of a number may be another one of the same number
+            at = draw.randrange(end - 1)
+            damaged = before[:at] + bytes([before[at] ^ 1 << draw.randrange(7)]) + before[at + 1 :]
+        path.write_bytes(damaged)
         try:
             train(config, epath.Path(workdir), lambda **given: given["state"])
         except UserError as error:
@@ -184,6 +189,14 @@ def resume(runs: Runs, draw: Random, number: int) -> tuple[str, Verdict] | None:
 def resumes(folder: Path, batching: str, dtype: str) -> Resumes:
     """Return the run of a variant, trained once."""
     return Resumes(folder / f"{batching}-{dtype}", batching, dtype)
+
+
+def same_rows(rows: bytes, others: bytes) -> bool:
+    """Return whether two contents of metrics.jsonl say the same."""
+    try:
+        return [json.loads(line) for line in rows.splitlines()] == [json.loads(line) for line in others.splitlines()]
+    except ValueError:
+        return False
 
 
 def _end_of(rows: bytes, step: int) -> int:

@@ -49,12 +49,11 @@ def stop_preparation(runs: Runs, draw: Random) -> tuple[str, Verdict]:
     options = (f"--config.data.num_pairs={PAIRS}", f"--config.data.cache_dir={cache}")
     child = Child(runs.arguments(workdir, LONG, *options), runs.folder / "logs" / "stops.txt")
     fault, end, seconds = ask_to_stop(child, draw, wait(draw, runs.seconds_of_command))
-    if rows_until(workdir):  # on a quick or idle machine it was training already
+    if (workdir / "config.json").exists():  # on a quick or idle machine it was training already, or compiling
         return f"training, {fault}", judge_training(workdir, end, seconds)
-    found = [str(path) for path in (workdir / "checkpoints", workdir / "config.json") if path.exists()]
-    verdict = judge_stop(end, seconds)
-    if verdict.outcome == "stopped" and found:
-        return f"preparing, {fault}", Verdict("left behind", " ".join(found))
+    verdict, checkpoints = judge_stop(end, seconds), workdir / "checkpoints"
+    if verdict.outcome == "stopped" and checkpoints.exists():
+        return f"preparing, {fault}", Verdict("left behind", str(checkpoints))
     return f"preparing, {fault}", verdict
 
 

@@ -206,7 +206,7 @@ def test_what_adapters_cannot_be_of_is_refused(tiny):
         (LoraConfig(rank=2, kernels="nothing"), "matches no kernel; their names are like decoder/block"),
         (LoraConfig(rank=2, kernels="/o/kernel$", also=("/o/",)), "matches no kernel"),  # trained whole
         (LoraConfig(rank=2, kernels="("), "is not a regular expression"),
-        (LoraConfig(alpha=2.0), "rank=0: there are no adapters"),
+        (LoraConfig(alpha=2.0), "alpha=2.0: a model without adapters"),
     ):
         with pytest.raises(UserError, match=message):
             tiny(lora=lora)

@@ -146,7 +146,7 @@ def test_kernels_learn_slower_and_decay_as_fast_as_in_the_base():
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"parametrization": "standard", "mup": MupConfig(64)}, r"model\.mup is read with"),
+        ({"parametrization": "standard", "mup": MupConfig(64)}, r"model\.mup\.base_width=64: a model of"),
         ({"mup": MupConfig(0)}, r"model\.mup\.base_width=0"),
         ({"mup": MupConfig(30)}, r"base_width=30 must be a multiple of the base's 4 heads"),
         ({"mup": MupConfig(BASE, -1)}, r"model\.mup\.base_heads=-1"),

@@ -168,7 +168,7 @@ def test_what_each_direction_ends_with_can_be_what_a_classifier_reads(bidirectio
     ("recurrent", "fields", "message"),
     [
         (RecurrentConfig("lstn"), {}, "model.recurrent.cell='lstn'; choose one of"),
-        (RecurrentConfig(attention="dot"), {}, "Transformer blocks read no model.recurrent"),
+        (RecurrentConfig(attention="dot"), {}, "model.recurrent.attention='dot': a Transformer "),
         (
             RecurrentConfig("lstm"),
             {"norm": "pre"},
