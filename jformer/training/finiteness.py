@@ -25,7 +25,7 @@ from jformer.parallel import processes
 from jformer.parallel.sharding import sum_over_parts
 from jformer.tasks.sums import LossFn
 from jformer.training.state import TrainState
-from jformer.training.step import apply_gradient, trained_gradient
+from jformer.training.step import apply_gradient, mean_of, trained_gradient
 
 FLAG = "is_finite"  # of a module's output
 
@@ -83,7 +83,7 @@ class Examination:
         key = jax.random.fold_in(jax.random.key(self._seed), step)
         add_up = sum_over_parts(self._microbatches, self._mesh)
         total, count, (activations, loss, gradients) = add_up(state.params, batch, key)
-        gradient = jax.tree.map(lambda g: g / jnp.where(count == 0, 1.0, count), total)
+        gradient = mean_of(total, count)
         updated, _ = apply_gradient(self._tx, gradient, state, self._frozen)
         return Broken(
             parameters=by_layer(state.params),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from jformer.errors import UserError
 from jformer.models.batch import Batch
@@ -84,10 +84,15 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
 
     def mean_gradient(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
         total, sums = add_up(params, batch, key)
-        count = jnp.where(sums["loss"].count == 0, 1.0, sums["loss"].count)  # of nothing, the gradient is 0
-        return jax.tree.map(lambda g: g / count, total), sums
+        return mean_of(total, sums["loss"].count), sums
 
     return mean_gradient
+
+
+def mean_of(total: PyTree, count: Float[Array, ""]) -> PyTree:
+    """Return sums divided by the weights that were added up; 0 if there are none."""
+    count = jnp.where(count == 0, 1.0, count)
+    return jax.tree.map(lambda g: g / count, total)
 
 
 def _shard_as_parameters(gradient: PyTree) -> PyTree:

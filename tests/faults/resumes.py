@@ -105,9 +105,7 @@ class Resumes:
         if not (end := _end_of(before, step)):
             return ""
         at, damaged = 0, before
-        while same_rows(
-            before[:end], damaged[:end]
-        ):  # the last digit of a number may be another one of the same number
+        while same_rows(before[:end], damaged[:end]):  # another last digit may be of the same number
             at = draw.randrange(end - 1)
             damaged = before[:at] + bytes([before[at] ^ 1 << draw.randrange(7)]) + before[at + 1 :]
         path.write_bytes(damaged)
