@@ -104,6 +104,8 @@ class Checkpoints:
                 self.directory.mkdir(parents=True, exist_ok=True)
             self._orbax.save(self.directory / str(step), args=ocp.args.Composite(**items), force=True)
         except (OSError, ValueError, RuntimeError) as error:
+            if processes.is_main_process():
+                remove_failed(self.directory)
             raise self._failure(step, error) from error
         self._saving = self._thread.submit(self._finish, step, manifest, on_host(state))
 

@@ -1,6 +1,7 @@
 """The folders of a run's checkpoints: list the steps, remove them or set them aside, without reading them."""
 
 import contextlib
+import threading
 import time
 
 import orbax.checkpoint as ocp
@@ -8,8 +9,8 @@ from etils.epath import Path
 
 from jformer.storage import in_bucket, is_step
 
-REMOVALS, BETWEEN_REMOVALS = 20, 0.05  # attempts to remove what a failed save has left, and the seconds between them
-SETTLED = 8  # consecutive attempts that find nothing left, after which the save's threads must have ended
+BETWEEN_REMOVALS = 0.05  # seconds between attempts to remove what a failed save has left
+REMOVALS, SETTLED = 200, 20  # attempts in all, and those in a row that must find nothing left
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a step's folder until it is complete
 DELETED, BROKEN = "deleted-", "broken-"  # prefixes of folders that are no longer steps
 
@@ -41,9 +42,10 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def remove_failed(directory: Path) -> None:
-    """Remove the files of a failed save, whose other threads may still be writing for a moment.
+    """Remove the files of a failed save.
 
-    Files that cannot be removed now are removed when training resumes.
+    Orbax reports the failure of one item while its threads, and TensorStore's below them, still write the others, for
+    seconds where the machine is busy. Files that cannot be removed now are removed when training resumes.
     """
     gone = 0
     for _ in range(REMOVALS):
@@ -51,9 +53,15 @@ def remove_failed(directory: Path) -> None:
             remove_unfinished(directory)
         time.sleep(BETWEEN_REMOVALS)
         with contextlib.suppress(OSError):
-            gone = 0 if any(UNFINISHED in path.name for path in _paths(directory)) else gone + 1
+            left = any(UNFINISHED in path.name for path in _paths(directory))
+            gone = 0 if left or _is_writing() else gone + 1
         if gone == SETTLED:
             return
+
+
+def _is_writing() -> bool:
+    """Return whether a thread of Orbax still commits an item."""
+    return any(type(thread).__module__.startswith("orbax.") for thread in threading.enumerate())
 
 
 def _set_aside(directory: Path, step: int, prefix: str) -> Path:

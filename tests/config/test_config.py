@@ -400,7 +400,19 @@ COMBINATIONS = [
     ),
     (
         {"task": "tag", "model.family": "encoder", "data.source": "conll", "decode.ensemble": ("runs/b",)},
-        "decode.ensemble combines searches, but task='tag' answers in one pass: leave it out",
+        "decode.ensemble=('runs/b',) is read by searches, but task='tag' answers in one pass: leave it out",
+    ),
+    (
+        {"task": "mlm", "model.family": "encoder", "decode.search": "sample"},
+        "decode.search='sample' is read by searches, but task='mlm' answers in one pass: leave it out",
+    ),
+    (
+        {"task": "qa", "model.family": "encoder", "decode.forbid": ("the",)},
+        "decode.forbid=('the',) is read by searches, but task='qa' answers in one pass: leave it out",
+    ),
+    (
+        {"decode.max_answer_length": 5},
+        "decode.max_answer_length=5 is read by task='qa', not by 'translate': leave it out",
     ),
     (
         {"task": "classify", "model.family": "encoder", "data.source": "labelled", "decode.n_best": 3},
