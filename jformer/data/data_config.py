@@ -43,6 +43,7 @@ COMPARED = ("ratio", "identical", "source_script")
 LACKING = {  # data.source → the beginnings of rules that read a text that it lacks
     "text": COMPARED,
     **dict.fromkeys(("images", "captions"), ("characters", *COMPARED)),
+    **dict.fromkeys(("labelled", "conll"), ("ratio", "identical", "target_script")),
 }
 ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
 

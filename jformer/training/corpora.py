@@ -148,7 +148,7 @@ def _open_training(parts: Sequence[SourceConfig], cache_dir: str, workdir: Path 
 def segmentations(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> Iterator[tuple[Tokenizer, Tokenizer]]:
     """Yield the tokenizers of the training text: the run's, or with BPE-dropout several, each for the whole text.
 
-    Raises UserError for inherited tokenizers that are not BPE.
+    Raises UserError for tokenizers that were not learned here and that BPE-dropout cannot segment.
     """
     if not data.bpe_dropout:
         yield tokenizers
@@ -156,9 +156,12 @@ def segmentations(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> 
 
     def dropping(number: int, side: int) -> Tokenizer:
         tokenizer = tokenizers[side]
-        if isinstance(tokenizer, SubwordTokenizer) and tokenizer.kind == "bpe":
+        if isinstance(tokenizer, SubwordTokenizer) and tokenizer.kind == "bpe" and tokenizer.starts_words:
             return BpeDropout(tokenizer, data.bpe_dropout, f"{number} {side}")
-        raise UserError("data.bpe_dropout: the tokenizers of train.init_from are not BPE of sentencepiece: set it to 0")
+        raise UserError(
+            "data.bpe_dropout needs a BPE model of sentencepiece whose pieces have spaces at their start only, which "
+            f"that of {'data.vocabulary' if data.vocabulary else 'train.init_from'} is not: set it to 0"
+        )
 
     for number in range(data.segmentations):
         yield dropping(number, 0), dropping(number, 1)

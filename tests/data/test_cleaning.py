@@ -46,7 +46,8 @@ def test_a_rule_that_cannot_be_read_is_named(rule):
     with pytest.raises(UserError, match=rf"^data\.mixture\[0\]\.clean: '{rule}' is not one of "):
         DataConfig(mixture=(SourceConfig(clean=("identical", rule)),)).check()
     DataConfig(clean=(*BAD, "duplicates")).check()
-    for source, rule in (("text", "ratio=3"), ("captions", "characters=1-9"), ("images", "source_script=LATIN")):
+    lacking = [("text", "ratio=3"), ("captions", "characters=1-9"), ("images", "source_script=LATIN")]
+    for source, rule in (*lacking, ("labelled", "identical"), ("conll", "target_script=LATIN")):
         with pytest.raises(UserError, match=rf"^data\.clean: '{rule}' reads a text that source='{source}' lacks"):
             DataConfig(source=source, clean=(rule,)).check()
     DataConfig(source="text", clean=("characters=1-9", "target_script=LATIN", "control", "duplicates")).check()

@@ -12,6 +12,7 @@ from jformer.data.tokenizers import UNK, ImageTokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
 from jformer.data.vocabularies import VocabularySpec, _texts, copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
+from jformer.training.corpora import segmentations
 
 PAIRS = [Pair("the house is small", "das Haus ist klein"), Pair("the dog", "der Hund"), Pair("", "ohne Quelle")]
 MORE = [Pair("a zebra", "ein Zebra")]
@@ -143,6 +144,19 @@ def test_a_given_model_cuts_as_before_behind_our_symbols_and_those_added(tmp_pat
     (tmp_path / "no").write_bytes(b"no model")
     with pytest.raises(UserError, match="not a sentencepiece model"):
         learned(tmp_path / "t", both(kind), vocabulary=str(tmp_path / "no"))
+
+
+@pytest.mark.parametrize("spaces", ["treat_whitespace_as_suffix", "split_by_whitespace"])
+def test_bpe_dropout_refuses_a_given_model_with_spaces_within_pieces(tmp_path, spaces):
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(PAIRS[0][:2] * 9), model_prefix=str(tmp_path / "given"), model_type="bpe", vocab_size=30,
+        hard_vocab_limit=False, minloglevel=2, **{spaces: spaces == "treat_whitespace_as_suffix"},
+    )  # fmt: skip
+    given = {"vocabulary": str(tmp_path / "given.model"), "tokenizer": "bpe"}
+    pair = (learned(tmp_path / "t", both("bpe"), **given)[0],) * 2
+    assert list(segmentations(pair, options(**given))) == [pair]
+    with pytest.raises(UserError, match=r"bpe_dropout needs .* which that of data\.vocabulary is not: set it to 0"):
+        next(segmentations(pair, options(**given, bpe_dropout=0.1)))
 
 
 def test_texts_of_small_corpora_are_learned_from_more_often_at_a_temperature():

@@ -75,6 +75,12 @@ class SubwordTokenizer(OneFile):
         return frozenset(piece.piece for piece in self._stored.pieces if piece.type not in (NORMAL, USER_DEFINED))
 
     @property
+    def starts_words(self) -> bool:
+        """Whether a space in a piece can only be its first character."""
+        spec = self._stored.trainer_spec
+        return bool(spec.split_by_whitespace and not spec.treat_whitespace_as_suffix)
+
+    @property
     def is_ours(self) -> bool:
         """Whether texts are prepared as by models that jformer learns, which other libraries can reproduce."""
         spec = self._stored.normalizer_spec
