@@ -9,7 +9,6 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,13 +30,7 @@ from jformer.config.options import (
     scores_during,
 )
 from jformer.data.progress import counted
-from jformer.decoding.decode_config import (
-    ANSWERS_ALONE_READ,
-    DEFAULTS,
-    SEARCHES_ALONE_READ,
-    UTILITIES,
-    DecodeConfig,
-)
+from jformer.decoding.decode_config import DEFAULTS, SEARCHES_ALONE_READ, UTILITIES, DecodeConfig
 from jformer.errors import UserError, check_choice, check_least, check_range
 from jformer.models import ModelConfig
 from jformer.plugins import check_part, is_own
@@ -216,20 +209,13 @@ def _check_decode(config: Config) -> None:
     if config.decode.n_best > 1 and config.task in ("classify", "tag", "embed"):
         given = f"decode.n_best={config.decode.n_best}"
         raise UserError(f"{given}: task={config.task!r} has one answer to an input: leave it out")
-    if config.task in ONE_PASS:
-        refuse_unread(config.decode, SEARCHES_ALONE_READ, f"searches, but task={config.task!r} answers in one pass")
-    if not may_be(config, "qa"):
-        refuse_unread(config.decode, ANSWERS_ALONE_READ, f"task='qa', not by {config.task!r}")
+    for key in SEARCHES_ALONE_READ if config.task in ONE_PASS else ():
+        if getattr(config.decode, key) != DEFAULTS[key]:
+            given = f"decode.{key}={getattr(config.decode, key)!r}"
+            raise UserError(f"{given} is read by searches, but task={config.task!r} answers in one pass: leave it out")
     if config.decode.alignments and config.model.vision.source:
         raise UserError("decode.alignments=True links words of two texts: an image has none; --mode=explore shows it")
     refuse_without_attention(config.decode, config.model)
-
-
-def refuse_unread(decode: DecodeConfig, keys: Sequence[str], readers: str) -> None:
-    """Raise UserError for the first of these options of decoding that is set, as only `readers` read it."""
-    for key in keys:
-        if getattr(decode, key) != DEFAULTS[key]:
-            raise UserError(f"decode.{key}={getattr(decode, key)!r} is read by {readers}: leave it out")
 
 
 def refuse_without_attention(decode: DecodeConfig, model: ModelConfig) -> None:

@@ -23,7 +23,6 @@ SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "
 SEARCHES_ALONE_READ = (*(key for key in (*BEAM_ONLY, *SAMPLE_ONLY) if key not in PRESET), "search", "ensemble",
                        "rerank", "min_length", "max_length", "no_repeat_ngram", "repetition_penalty", "forced_start",
                        "forced_end", "renormalize", "forbid", "only")  # fmt: skip
-ANSWERS_ALONE_READ = ("max_answer_length", "no_answer_threshold")
 # Options of files and other models, which neither compiled programs nor greedy answers depend on.
 OF_RUNS = ("pooling", "ensemble", "inputs", "outputs", "scores", "batch_size")
 NO_PROGRAM_READS = (*OF_RUNS, "forced_start", "forbid", "only", "source_language", "target_language", "alignments",

@@ -411,10 +411,6 @@ COMBINATIONS = [
         "decode.forbid=('the',) is read by searches, but task='qa' answers in one pass: leave it out",
     ),
     (
-        {"decode.max_answer_length": 5},
-        "decode.max_answer_length=5 is read by task='qa', not by 'translate': leave it out",
-    ),
-    (
         {"task": "classify", "model.family": "encoder", "data.source": "labelled", "decode.n_best": 3},
         "decode.n_best=3: task='classify' has one answer to an input: leave it out",
     ),
