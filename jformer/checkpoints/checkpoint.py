@@ -104,9 +104,7 @@ class Checkpoints:
                 self.directory.mkdir(parents=True, exist_ok=True)
             self._orbax.save(self.directory / str(step), args=ocp.args.Composite(**items), force=True)
         except (OSError, ValueError, RuntimeError) as error:
-            if processes.is_main_process():
-                remove_failed(self.directory)
-            raise self._failure(step, error) from error
+            raise self._clean_failure(step, error) from error
         self._saving = self._thread.submit(self._finish, step, manifest, on_host(state))
 
     def check_save(self) -> None:
@@ -199,9 +197,7 @@ class Checkpoints:
         try:
             self._orbax.wait_until_finished()
         except Exception as error:
-            if processes.is_main_process():
-                remove_failed(self.directory)
-            raise self._failure(step, error) from error
+            raise self._clean_failure(step, error) from error
         if processes.is_main_process():
             try:
                 self._own_manifest(step)  # as it is on disk
@@ -233,6 +229,12 @@ class Checkpoints:
             except DamagedError:  # a step that cannot be restored must not push out one that can
                 quarantine(self.directory, step)
         return costs
+
+    def _clean_failure(self, step: int, error: BaseException) -> UserError:
+        """Remove what a failed save has left; return the error to raise."""
+        if processes.is_main_process():
+            remove_failed(self.directory)
+        return self._failure(step, error)
 
     def _failure(self, step: int, error: BaseException) -> UserError:
         try:

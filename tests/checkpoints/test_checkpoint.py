@@ -216,6 +216,18 @@ def test_what_threads_of_a_failed_save_write_later_is_removed_too(tmp_path, paus
     assert not half.parent.exists()
 
 
+def test_a_save_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
+    def begin(path, **_):
+        path.with_name(f"{path.name}.orbax-checkpoint-tmp").mkdir()
+        raise OSError("no space")
+
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        monkeypatch.setattr(checkpoints._orbax, "save", begin)
+        with pytest.raises(UserError, match=r"10: could not be written \(.*no space.*\); no step is saved"):
+            checkpoints.save(10, state(10), {}, None)
+    assert [*(tmp_path / "checkpoints").iterdir()] == []
+
+
 def test_reading_a_run_leaves_what_its_training_is_just_writing(tmp_path):
     writer = Checkpoints(tmp_path / "checkpoints")
     writer.save(10, state(10), {}, None)
