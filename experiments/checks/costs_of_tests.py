@@ -8,7 +8,7 @@ attributed to the tests that reached it; what imports and children reach, to non
 Command:  python -m pytest -p experiments.checks.costs_of_tests --costs=costs.jsonl
           coverage run -m pytest -p experiments.checks.costs_of_tests; coverage combine --quiet; coverage report
           python -m experiments.checks.costs_of_tests --before=costs.jsonl [--after=later.jsonl] [--reached=.coverage]
-          [--over=SECONDS] [--smoke]
+          [--mutations=mutations.jsonl] [--over=SECONDS] [--smoke]
 """
 
 import json
@@ -29,6 +29,7 @@ from experiments.measure import ROOT, smoke_sizes
 BEFORE = flags.DEFINE_string("before", None, "File with the costs of a run.")
 AFTER = flags.DEFINE_string("after", None, "File with those of a later run; a test's last line counts.")
 REACHED = flags.DEFINE_string("reached", None, "Combined data file of coverage.")
+MUTATIONS = flags.DEFINE_string("mutations", None, "What experiments.checks.mutations has written.")
 OVER = flags.DEFINE_float("over", None, "Of tests that cost more seconds list those that could be slow.")
 ROWS = 30  # files with a row of their own
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -118,6 +119,14 @@ def only_reached(lines: Mapping[tuple[str, int], list[str]]) -> Counter[str]:
     return Counter(file for (file, *others) in files if file and not others)
 
 
+def noticed(path: Path) -> dict[str, tuple[int, int]]:
+    """Return test file → the the mutations that it alone notices, and how many it reaches."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    reached = Counter(file for row in rows for file in row["reached_by"])
+    alone = Counter(file for row in rows if len(row["noticed"]) == 1 for file in row["noticed"])
+    return {file: (alone[file], reached[file]) for file in reached}
+
+
 def reaching_nothing_alone(
     lines: Mapping[tuple[str, int], list[str]], seconds: Mapping[str, float], over: float
 ) -> list[str]:
@@ -138,9 +147,12 @@ def reaching_nothing_alone(
     return found
 
 
-def table(before: Mapping[str, Any], after: Mapping[str, Any], only: Mapping[str, int]) -> Iterator[str]:
+def table(
+    before: Mapping[str, Any], after: Mapping[str, Any], only: Mapping[str, int], kills: Mapping[str, tuple[int, int]]
+) -> Iterator[str]:
     """Yield the rows of the table, the most expensive files first and all others summed."""
-    yield "| file | tests | programs | CPU seconds | later | lines that it alone reaches |\n|---|---|---|---|---|---|"
+    yield "| file | tests | programs | CPU seconds | later | lines it alone reaches | mutations it alone notices |"
+    yield "|---|---|---|---|---|---|---|"
     files = sorted(before, key=lambda file: -before[file][0])
     parts = {**{file: [file] for file in files[:ROWS]}, "the others": files[ROWS:], "all": files}
     for name, part in parts.items():
@@ -149,7 +161,10 @@ def table(before: Mapping[str, Any], after: Mapping[str, Any], only: Mapping[str
         seconds, tests, programs = (sum(column) for column in zip(*(before[file] for file in part), strict=True))
         later = f"{sum(after.get(file, before[file])[0] for file in part):.1f}" if after else ""
         alone = str(sum(only.get(file, 0) for file in part)) if only else ""
-        yield f"| {name.removeprefix('tests/')} | {tests} | {programs} | {seconds:.1f} | {later} | {alone} |"
+        killed = sum(kills.get(file, (0, 0))[0] for file in part)
+        of = f" of {kills.get(name, (0, 0))[1]}" if len(part) == 1 else ""
+        noted = f"{killed}{of}" if kills else ""
+        yield f"| {name.removeprefix('tests/')} | {tests} | {programs} | {seconds:.1f} | {later} | {alone} | {noted} |"
 
 
 def rows_of_one_file() -> dict[str, dict[str, Any]]:
@@ -170,7 +185,8 @@ def main(_: list[str]) -> None:
     rows = rows_of(Path(BEFORE.value)) if BEFORE.value else rows_of_one_file()
     after = costs(rows_of(Path(AFTER.value))) if AFTER.value else {}
     lines = reached(Path(REACHED.value)) if REACHED.value else {}
-    print("\n".join(table(costs(rows), after, only_reached(lines))))
+    kills = noticed(Path(MUTATIONS.value)) if MUTATIONS.value else {}
+    print("\n".join(table(costs(rows), after, only_reached(lines), kills)))
     if OVER.value is not None:
         seconds = {test: row["seconds"] for test, row in rows.items()}
         for test in reaching_nothing_alone(lines, seconds, OVER.value):

@@ -1,37 +1,44 @@
-"""How many small mistakes would the tests notice? Each mutation of the package is run against the tests of its module.
+"""How many small mistakes would the tests notice, and which does one test file alone notice?
 
 A mutation swaps a comparison, an `and` for an `or`, or the first two arguments of a call; adds 1 to a whole number;
 removes a `not`; or drops a statement. Which ones are drawn follows from a digest of the changed line, so the samples of
-two commits share every line that both have. A mutation is killed when a test fails, or does not end in time. The tests
-are those that mirror the module, then those of its room and those that import it, then whole runs; none marked slow.
+two commits share every line that both have. The tests that reach the line are run, cheapest files first, until tests of
+two files have failed; lines that only imports or other processes reach are not mutated. Rerun to resume.
 
-Command:  python -m experiments.checks.mutations [--number=100] [--seed=0] [--timeout=600]
-          [--commit=HEAD] [--own] [--smoke]
+Command:  coverage run -m pytest -p experiments.checks.costs_of_tests --costs=costs.jsonl; coverage combine --quiet
+          python -m experiments.checks.mutations --reached=.coverage --costs=costs.jsonl --output=mutations.jsonl
+          [--number=100] [--seed=0] [--timeout=240] [--smoke]
+          python -m experiments.checks.costs_of_tests --before=costs.jsonl --mutations=mutations.jsonl
 """
 
 import ast
-import functools
 import hashlib
+import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 from absl import app, flags
 
+from experiments.checks.costs_of_tests import REACHED, reached, rows_of
+from experiments.checks.judge import file_of
 from experiments.measure import ROOT, smoke_sizes
 
 NUMBER = flags.DEFINE_integer("number", 100, "Mutations to draw.")
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the draw.")
-COMMIT = flags.DEFINE_string("commit", "HEAD", "The commit to mutate.")
-TIMEOUT = flags.DEFINE_integer("timeout", 600, "Seconds until a step of a mutation's tests counts as hanging.")
-OWN = flags.DEFINE_bool("own", False, "Run only the tests that mirror the module: quicker, but kills fewer.")
-NOTHING_RAN = 5  # pytest's exit code where all tests are marked slow, or need a library that is not installed
-WHOLE_RUNS = ["tests/training/test_loop.py", "tests/test_main.py", "tests/test_every_task.py"]
+TIMEOUT = flags.DEFINE_integer("timeout", 240, "Seconds after which a mutation is given up.")
+COSTS = flags.DEFINE_string("costs", None, "File with the costs of its tests.")
+OUTPUT = flags.DEFINE_string("output", None, "File that gets a line per mutation, with the tests that noticed it.")
+ENOUGH = 2  # test files that notice a mutation
+TOGETHER = 8  # test files in a process: collecting them all takes longer than most of them
+GRACE = 90.0  # seconds for a process to start, and for its last test to end
 SWAPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -97,77 +104,109 @@ def replacements(node: ast.expr | ast.stmt) -> Iterator[str]:
             yield "pass"
 
 
-@functools.cache  # thousands of mutations ask, and the answer takes reading all tests
-def tests_of(path: Path, root: Path) -> list[list[str]]:
-    """Return the steps of tests for a module, each a list of paths: its own, its room's and its users', whole runs."""
-    module = path.relative_to(root / "jformer").with_suffix("")
-    if module.name == "__init__":
-        module = module.parent
-    name, tests = ".".join(("jformer", *module.parts)), root / "tests"
-    own = {tests / module.parent / f"test_{module.name}.py", tests / module / f"test_{module.name}.py"}
-    near = {file for file in tests.rglob("test_*.py") if re.search(rf"\b{name}\b", file.read_text())}
-    if len(module.parts) > 1:
-        near |= set((tests / module.parts[0]).rglob("test_*.py"))
-    whole = {root / run for run in WHOLE_RUNS}
-    steps = [own, near - own - whole, whole - own]
-    return [sorted(str(file.relative_to(root)) for file in step if file.exists()) for step in steps]
+def failures(tests: Sequence[str], root: Path, seconds: float, enough: int) -> dict[str, str]:
+    """Run tests until enough files failed; return test file → the test that failed, or that never ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "judge.json")
+        path.write_text(json.dumps({"tests": tests, "seconds": seconds, "enough": enough, "failed": {}, "running": ""}))
+        files = dict.fromkeys(map(file_of, tests))
+        plugins = ["-p", "no:cacheprovider", "-p", "experiments.checks.judge", f"--judge={path}"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n0", "--continue-on-collection-errors", *plugins, *files]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        try:
+            done = subprocess.run(command, cwd=root, env=environment, timeout=seconds + GRACE, capture_output=True)
+        except subprocess.TimeoutExpired:
+            found = json.loads(path.read_text())
+            return {**found["failed"], file_of(found["running"]): found["running"]}
+        if done.returncode == pytest.ExitCode.USAGE_ERROR:  # tests/conftest.py cannot be imported
+            return {file: file for file in files}
+        failed: dict[str, str] = json.loads(path.read_text())["failed"]
+    return failed
 
 
-def fate(mutation: Mutation, steps: list[list[str]], root: Path) -> str:
-    """Run the tests on the mutated package; return the fate of the mutation.
-
-    A test that fails without the mutation too kills nothing, and is left out.
-    """
-    original, broken = mutation.path.read_text(), list[str]()
+def noticed(mutation: Mutation, tests: Sequence[str], root: Path) -> tuple[dict[str, str], bool]:
+    """Return test file → the test that noticed a mutation, for at most ENOUGH, and whether there was time for all."""
+    by_file = defaultdict(list)
+    for test in tests:
+        by_file[file_of(test)].append(test)
+    files, found, end = list(by_file), dict[str, str](), time.monotonic() + TIMEOUT.value
+    original = mutation.path.read_text()
+    mutation.path.write_text(mutation.apply())
     try:
-        for step in filter(None, steps):
-            while True:
-                mutation.path.write_text(mutation.apply())
-                failed = first_failure([*step, *(f"--deselect={test}" for test in broken)], root)
-                mutation.path.write_text(original)
-                if not failed:
-                    break
-                if not first_failure([failed], root):
-                    return f"killed by {failed}"
-                broken.append(failed)
-    except subprocess.TimeoutExpired:
-        return "killed, hangs"
+        for first in range(0, len(files), TOGETHER):
+            seconds = end - time.monotonic()
+            if len(found) >= ENOUGH or seconds <= 0:
+                break
+            some = [test for file in files[first : first + TOGETHER] for test in by_file[file]]
+            found |= failures(some, root, seconds, ENOUGH - len(found))
     finally:
         mutation.path.write_text(original)
-    return "SURVIVED"
+    return found, time.monotonic() < end
 
 
-def first_failure(arguments: list[str], root: Path) -> str:
-    """Run tests until one fails; return its name, or the file that cannot be collected, or nothing."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=root, env=environment, timeout=TIMEOUT.value, capture_output=True, text=True)
-    if done.returncode in (0, NOTHING_RAN):
-        return ""
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return re.sub(r"^\w+ | - .*", "", failed[0]) if failed else arguments[0]
+def in_order(tests: Sequence[str], seconds: Mapping[str, float]) -> list[str]:
+    """Return tests with the cheapest file first, and the cheapest of each file first."""
+    of_file: dict[str, float] = defaultdict(float)
+    for test in tests:
+        of_file[file_of(test)] += seconds[test]
+    return sorted(tests, key=lambda test: (of_file[file_of(test)], file_of(test), seconds[test]))
+
+
+def measure_one_file(folder: Path) -> tuple[Path, Path]:
+    """Return coverage's data and the costs of tests/data/test_text.py, by running it."""
+    costs, data = folder / "costs.jsonl", folder / ".coverage"
+    plugin = ["-p", "no:cacheprovider", "-p", "experiments.checks.costs_of_tests", f"--costs={costs}"]
+    environment = {**os.environ, "COVERAGE_FILE": str(data)}
+    for command in (["run", "-m", "pytest", "-q", "-n0", *plugin, "tests/data/test_text.py"], ["combine", "--quiet"]):
+        subprocess.run([sys.executable, "-m", "coverage", *command], cwd=ROOT, env=environment, check=True)
+    return data, costs
 
 
 def main(argv: list[str]) -> None:
-    """Print the fate of each mutation, and the share killed."""
+    """Print which tests noticed each mutation, and how many were noticed by two files, by one, and by none."""
     del argv
-    smoke = smoke_sizes(number=1)  # of one small module, against the tests that mirror it
+    smoke = smoke_sizes(number=1)
+    if not smoke and not (REACHED.value and COSTS.value and OUTPUT.value):
+        raise app.UsageError("--reached, --costs and --output name three files")
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        root = Path(folder)
-        archive = subprocess.run(["git", "archive", COMMIT.value], cwd=ROOT, check=True, capture_output=True).stdout
-        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
-        files = [root / "jformer" / "data" / "text.py"] if smoke else sorted((root / "jformer").rglob("*.py"))
-        drawn = sorted((each for file in files for each in mutations(file)), key=Mutation.rank)
-        if OWN.value:
-            drawn = [each for each in drawn if tests_of(each.path, root)[0]]
-        found = []
-        for each in drawn[: NUMBER.value]:
-            steps = tests_of(each.path, root)
-            found.append(fate(each, steps[:1] if smoke or OWN.value else steps, root))
-            place = f"{each.path.relative_to(root)}:{each.node.lineno}"
-            print(f"{place}  {each.line()}\n    {ast.unparse(each.node)!r} → {each.text!r}: {found[-1]}", flush=True)
-    killed = sum(each.startswith("killed") for each in found)
-    print(f"{len(drawn):,} possible mutations, {len(found)} drawn, {killed} killed: {killed / len(found):.0%}")
+        data, costs = measure_one_file(Path(folder)) if smoke else (Path(str(REACHED.value)), Path(str(COSTS.value)))
+        root, output = Path(folder, "clone"), Path(OUTPUT.value or Path(folder, "mutations.jsonl"))
+        subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(root)], check=True)
+        rows = judge(reached(data), {test: row["seconds"] for test, row in rows_of(costs).items()}, root, output)
+        killers = sorted({test for row in rows for test in row["noticed"].values()})
+        broken = {*failures(killers, root, TIMEOUT.value * len(rows), len(killers)).values()}
+    if broken:
+        print("these fail without a mutation, too:", *sorted(broken))
+    by_files = Counter(min(len({*row["noticed"].values()} - broken), ENOUGH) for row in rows)
+    late = sum(not row["in_time"] for row in rows)
+    print(f"noticed by two files: {by_files[ENOUGH]}, by one: {by_files[1]}, by none: {by_files[0]}; given up: {late}")
+
+
+def judge(
+    lines: Mapping[tuple[str, int], list[str]], seconds: Mapping[str, float], root: Path, output: Path
+) -> list[dict[str, Any]]:
+    """Judge the mutations that are drawn; return a row for each, written to the output as they are found."""
+    reaching = {
+        (root / Path(file).relative_to(ROOT), line): [test for test in tests if test in seconds]
+        for (file, line), tests in lines.items()
+    }
+    possible = [each for path in sorted({path for path, _ in reaching}) for each in mutations(path)]
+    drawn = sorted((each for each in possible if reaching.get((each.path, each.node.lineno))), key=Mutation.rank)
+    print(f"{len(possible):,} possible mutations, {len(drawn):,} on lines that tests reach")
+    output.touch()
+    found = {row["mutation"]: row for row in map(json.loads, output.read_text().splitlines())}
+    for each in drawn[: NUMBER.value]:
+        place = f"{each.path.relative_to(root)}:{each.node.lineno}:{each.node.col_offset}"
+        name = f"{place}  {each.line()}\n    {ast.unparse(each.node)!r} → {each.text!r}"
+        if name not in found:
+            tests = in_order(reaching[each.path, each.node.lineno], seconds)
+            killers, in_time = noticed(each, tests, root)
+            files = sorted({*map(file_of, tests)})
+            found[name] = {"mutation": name, "noticed": killers, "in_time": in_time, "reached_by": files}
+            with output.open("a") as file:
+                file.write(json.dumps(found[name]) + "\n")
+        print(name, ", ".join(found[name]["noticed"].values()) or "SURVIVED", sep=": ", flush=True)
+    return [*found.values()]
 
 
 if __name__ == "__main__":
