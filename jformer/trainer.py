@@ -77,17 +77,9 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         open_checkpoints(config, workdir) as checkpoints,
         processes.readers_may_leave(),
     ):
-        # The config: the saved one when resuming, with the choices that depend on the devices.
         processes.refuse_unshared(workdir)
         saved = saved_config(workdir, checkpoints)
-        config = resume_config(saved, config) if saved else config
-        mesh = open_mesh(config)
-        config, choices = choose_dtype(config, "model", mesh)
-        config = checks.divide_rows(config, row_shards(mesh))
-        if not saved:
-            config, lengths = choose_lengths(config, target())
-            choices += lengths
-        config = checks.name_base(config)
+        config, mesh, choices = settle(config, saved)
 
         # The task and its text.
         task = build_task(config)
@@ -163,6 +155,21 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
                 )
             processes.enter_phase("the last save")
     return has_ended(config.train, progress)
+
+
+def settle(config: Config, saved: Config | None) -> tuple[Config, Mesh, list[str]]:
+    """Return the config with the choices that depend on the devices, their mesh, and a line for each choice.
+
+    A resumed run has its saved config, and of the new one what may change.
+    """
+    config = resume_config(saved, config) if saved else config
+    mesh = open_mesh(config)
+    config, choices = choose_dtype(config, "model", mesh)
+    config = checks.divide_rows(config, row_shards(mesh))
+    if not saved:
+        config, lengths = choose_lengths(config, target())
+        choices += lengths
+    return checks.name_base(config), mesh, choices
 
 
 def open_checkpoints(config: Config, workdir: Path) -> Checkpoints:
