@@ -215,6 +215,19 @@ def test_arrays_that_find_no_room_leave_what_was_there(echo, source, tmp_path, f
     assert not target.with_name(target.name + ".new").exists()
 
 
+def test_activations_are_written_with_the_tokens_of_their_line(echo, source, tmp_path):
+    echo.pair_of = lambda line: (line, None)
+    echo.activations = lambda pairs, names: (
+        Activations((pair[0], "</s>"), ("x",), {"logits": np.zeros(1)}) for pair in pairs
+    )
+    source.write_text("a\n\nb\n")
+    files.write_activations(Config(), tmp_path, str(source), str(tmp_path / "out"), ["*"])
+    with safe_open(tmp_path / "out", "numpy") as found:
+        assert sorted(found.keys()) == ["1/logits", "3/logits"]
+        tokens = {key: json.loads(value) for key, value in found.metadata().items()}
+    assert tokens == {"1/source": ["a", "</s>"], "1/target": ["x"], "3/source": ["b", "</s>"], "3/target": ["x"]}
+
+
 def test_targets_are_scored_and_lists_of_them_ranked(echo, source, tmp_path):
     target = tmp_path / "out.txt"
     source.write_text("a\tbcd\ne\tf\n")

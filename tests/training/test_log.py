@@ -136,6 +136,7 @@ def test_silence_is_broken_and_the_file_follows_the_run(tmp_path, monkeypatch):
     deadline = time.monotonic() + 30
     while not said and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert json.loads((tmp_path / "heartbeat.json").read_text())["phase"] == "compiling update 8"
     beat.step, beat.loss = 8, 1.5
     beat.stop()
     assert said[0].startswith("compiling update 8: 0 s so far")

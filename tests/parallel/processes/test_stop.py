@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from jformer.parallel.processes import readers_may_leave
+from jformer.parallel.processes.children import signals_to
 from tests import signals
 
 ROOT = Path(__file__).parents[3]
@@ -44,6 +45,13 @@ def test_a_signal_ends_a_process_that_has_nothing_to_save_with_one_line_even_in_
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (143, "jformer: stopped before all\n")
+
+
+def test_handlers_of_signals_come_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with signals_to(lambda number, frame: None):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 WAITING = """

@@ -92,3 +92,11 @@ def test_commands_that_lack_adapters_or_their_base_say_so(base, tmp_path, capsys
     ):
         assert command.main(arguments) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_module_that_is_trained_in_part_cannot_be_exported(base, tmp_path, capsys):
+    norm = "model.encoder.layers.0.final_layer_norm.weight"
+    write_adapter(tmp_path / "adapter", **{norm: np.full(16, 2, np.float32)})
+    import_adapter(tmp_path / "adapter", str(tmp_path / "run"), str(base))
+    with pytest.raises(UserError, match=r"model\.lora\.also=.* trains a module without its .*bias, which PEFT"):
+        export_adapter(str(tmp_path / "run"), tmp_path / "back", "opus")
