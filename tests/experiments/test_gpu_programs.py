@@ -1,10 +1,17 @@
 import math
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from experiments.checks.gpu_programs import CASES, DTYPES, MESHES, PROGRAMS, Cell, cells, compiled, outcomes, tables
 from jformer.errors import UserError
+from jformer.models.layers.dot_product import attend
+from jformer.parallel.backend import compiling_for, target_of
+from jformer.parallel.mesh import make_mesh
+from jformer.tools.forecast.topology import compiler_options, open_topology
 from tests.tools.forecast.test_topology import needs_cuda_compiler
 
 
@@ -63,6 +70,25 @@ def test_bfloat16_on_eight_gpus_takes_cudnns_attention_without_a_mask():
     assert any("__cudnn$fmhaSoftmax" in attributes for attributes in called)
     assert not any("__cudnn$fmhaScaleBias" in attributes for attributes in called)
     assert {each.axes for each in figures.collectives} >= {("data",), ("fsdp",), ("tensor",)}
+
+
+@pytest.mark.slow
+@needs_cuda_compiler
+def test_no_kernel_of_attention_with_dropout_writes_scores_in_float32():
+    device = make_mesh(-1, 1, 1, open_topology("h100").devices).devices.flat[0]
+    q, kept = jax.ShapeDtypeStruct((8, 512, 16, 64), "bfloat16"), jax.ShapeDtypeStruct((8, 16, 512, 512), "bool")
+
+    def gradients(q, k, v, kept, g):
+        def values(q, k, v):
+            return attend(q, {"k": k, "v": v}, None, drop_weights=lambda w, first: jnp.where(kept, w / 0.9, 0.0))[0]
+
+        return jax.vjp(values, q, k, v)[1](g)
+
+    with compiling_for(target_of(device)):
+        lowered = jax.jit(gradients, in_shardings=SingleDeviceSharding(device)).lower(q, q, q, kept, q)
+        _, _, entry = lowered.compile(compiler_options("gpu")).as_text().partition("\nENTRY ")
+    assert "bf16[8,16,512,512]" in entry
+    assert "f32[8,16,512,512]" not in entry
 
 
 @needs_cuda_compiler

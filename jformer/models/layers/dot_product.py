@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.cache import KeyValue
 from jformer.models.layers.layer_scan import recomputed
-from jformer.models.layers.matmul import query_key_scores, rounded_softmax
+from jformer.models.layers.matmul import query_key_scores, rounded_softmax, weighted_values
 from jformer.models.layers.visibility import Visibility
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import map_chunks
@@ -63,7 +63,7 @@ def attend(
     def weighted(weights: Array, v: Array) -> Array:
         kept = drop_weights(weights.astype(jnp.float32), first).astype(v.dtype)
         kept = kept.reshape(b, g, h // g, t, s)  # [b h t s] → [b g r t s]
-        return jnp.einsum("bgrts,bsgu->btgru", kept, v)
+        return weighted_values(kept, v)
 
     return weighted(weights, kv["v"]).reshape(b, t, h, -1), weights
 

@@ -135,6 +135,25 @@ def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -
     return _scores(q, k)
 
 
+def _values_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    weights, v = saved
+    return jnp.einsum("btgru,bsgu->bgrts", g, v), jnp.einsum("bgrts,btgru->bsgu", weights, g)
+
+
+@gradient_by_hand(lambda weights, v: (_values(weights, v), (weights, v)), _values_backward)
+def weighted_values(weights: Float[Array, "b g r t s"], v: Float[Array, "b s g u"]) -> Float[Array, "b t g r u"]:
+    """Sum values by their weights, in their dtype.
+
+    Autodiff multiplies g and v the other way round for the gradient of the weights. XLA:GPU then emits it as [.. s t],
+    and a kernel of its own that transposes it into float32: a sixth of what attention with dropout moves.
+    """
+    return _values(weights, v)
+
+
+def _values(weights: Array, v: Array) -> Array:
+    return jnp.einsum("bgrts,bsgu->btgru", weights, v)
+
+
 def _softmax_backward(dtype: str, weights: Array, g: Array) -> tuple[Array]:
     w, g = weights.astype(jnp.float32), g.astype(jnp.float32)
     return (w * (g - (w * g).sum(-1, keepdims=True)),)

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.models.layers.matmul import add_bias, jax_gradients, matmul, query_key_scores
+from jformer.models.layers.matmul import add_bias, jax_gradients, matmul, query_key_scores, weighted_values
 from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import equations
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5, 8)).astype(np.float32)
 QUERIES, KEYS = X.reshape(3, 5, 2, 2, 2), X.reshape(3, 5, 2, 4)[..., 2:]  # [b t g r k], [b s g k]
+WEIGHTS = RNG.normal(size=(3, 2, 2, 4, 5)).astype(np.float32)  # [b g r t s]
 W, B = RNG.normal(size=(8, 6)).astype(np.float32), RNG.normal(size=6).astype(np.float32)
 
 
@@ -56,6 +57,14 @@ def test_scores_of_bfloat16_models_are_rounded_but_on_cpus(platform, dtype):
     assert program.out_avals[0].dtype == "float32"
 
 
+def test_the_gradients_of_a_sum_of_values_are_those_of_the_plain_one():
+    def plain(w, v):
+        return jnp.einsum("bgrts,bsgu->btgru", w, v)
+
+    found, expected = gradients(weighted_values, WEIGHTS, KEYS), gradients(plain, WEIGHTS, KEYS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+
+
 def test_a_bias_has_its_gradient_summed_in_float32():
     ones = jnp.ones((64, 64, 2), jnp.bfloat16)  # a sum in bfloat16 stands still at 256
     gradient = jax.grad(lambda b: add_bias(ones, b).astype(jnp.float32).sum())(jnp.zeros(2))
@@ -75,8 +84,9 @@ def test_a_policy_of_rematerialisation_sees_the_product():
         (matmul, jnp.matmul, (X, W)),
         (add_bias, jnp.add, (X @ W, B)),
         (query_key_scores, lambda q, k: jnp.einsum("btgrk,bsgk->bgrts", q, k), (QUERIES, KEYS)),
+        (weighted_values, lambda w, v: jnp.einsum("bgrts,bsgu->btgru", w, v), (WEIGHTS, KEYS)),
     ],
-    ids=["matmul", "add_bias", "query_key_scores"],
+    ids=["matmul", "add_bias", "query_key_scores", "weighted_values"],
 )
 def test_derived_by_jax_it_has_every_mode_and_order(ours, plain, primals):
     def derivatives(function, primals):
