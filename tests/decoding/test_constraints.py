@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from jformer.decoding.beam import beam_search
-from jformer.decoding.constraints import advance_progress, allocate, initial_progress, make_constraints, tokens_met
+from jformer.decoding.constraints import (
+    add_constraint_tokens,
+    advance_progress,
+    allocate,
+    initial_progress,
+    make_constraints,
+    tokens_met,
+)
 from tests.slow import slow_but
 
 from .conftest import EOS, PAD
@@ -129,3 +136,12 @@ def test_banks_share_the_beam():
     impossible = ranks.at[:, 4:].set(-jnp.inf)  # no bank but the first has candidates
     assert allocate(impossible, bank, jnp.array([2]), 3)[0].tolist() == [0, 1, 2]
     assert allocate(ranks, bank, jnp.array([6]), 3)[0].tolist() == [6, 7, 4]  # more banks than places
+
+
+def test_a_token_that_two_phrases_want_is_added_once_and_every_other_too():
+    constraints = make_constraints(jnp.array([[[[3]], [[3]], [[2]]]]), pad=0)
+    log_probs = jnp.array([[[-jnp.inf, -0.1, -3.0, -4.0]]])
+    best = jnp.array([[[-0.1]]]), jnp.array([[[1]]])
+    values, tokens = add_constraint_tokens(constraints, initial_progress(constraints, 1), log_probs, *best)
+    added = sorted(zip(values[0, 0].tolist(), tokens[0, 0].tolist(), strict=True), reverse=True)
+    np.testing.assert_allclose(added, [(-0.1, 1), (-3.0, 2), (-4.0, 3), (-np.inf, 3)])
