@@ -18,7 +18,7 @@ from tests.stored_run import store_run
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in sorted((ROOT / "experiments").glob("*/*.py"))}  # names are unique over folders
-STARTED_BY_OTHERS = {"steps_worker", "decoding_worker", "process_faults_worker", "accelerator_rows", "judge"}
+STARTED_BY_OTHERS = {"steps_worker", "decoding_worker", "process_faults_worker", "accelerator_rows"}
 ARGUMENTS = {  # what a command cannot do without
     "alignments": ["--workdir={folder}/run"],
     "back_translation": ["--data={folder}", "--workdir={folder}/runs"],
