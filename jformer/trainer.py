@@ -107,7 +107,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 
         # The update, its batches, the examination of updates that are not finite, and the validation.
         loss, tx, frozen = make_loss(model, task.loss, config.optim.r_drop), optimizer.transform, optimizer.frozen
-        update = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay, frozen)
+        update = make_train_step(loss, tx, mesh, config.seed, config.train.ema_decay, frozen, optimizer.keeps_finite)
         feed = make_feed(data.batches, model.config, mesh, config.train.accumulation)
         examine = Examination(model, loss, tx, mesh, config.seed, config.optim.passes, frozen)
         eval_step = make_eval_step(loss, mesh)

@@ -58,7 +58,8 @@ def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tup
     state = jax.eval_shape(lambda key: create(init_params(model, key)), jax.random.key(0))
     state = abstract_like(state, state_shardings(mesh, state))
     loss = make_loss(model, task.loss, config.optim.r_drop)
-    return make_train_step(loss, optimizer.transform, mesh, config.seed, ema_decay, optimizer.frozen), state
+    tx, frozen, keeps_finite = optimizer.transform, optimizer.frozen, optimizer.keeps_finite
+    return make_train_step(loss, tx, mesh, config.seed, ema_decay, frozen, keeps_finite), state
 
 
 def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> UpdateMemory:

@@ -136,6 +136,7 @@ class Optimizer(NamedTuple):
     frozen: PyTree  # a tree of booleans, True for parameters that are not trained; None if all are
     base: tuple[str, ...]  # names of the parameters that adapters leave to train.init_from: not in checkpoints
     frozen_parts: Mapping[str, Frozen]  # what the gradients of `frozen` would cost, for `update_flops`
+    keeps_finite: bool  # no gradient of a finite norm leads to a parameter that is not finite
 
 
 def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: Sequence[str] = ()) -> Optimizer:
@@ -155,7 +156,18 @@ def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams,
     marked = {name for name, mark in zip(names, jax.tree.leaves(frozen), strict=False) if mark}  # none without marks
     transform = make_optimizer(options, schedule, frozen, model.config.mup_width_ratio)
     parts = frozen_parts(model.config, sizes, marked)
-    return Optimizer(schedule=schedule, transform=transform, frozen=frozen, base=base, frozen_parts=parts)
+    return Optimizer(schedule, transform, frozen, base, parts, keeps_finite(options))
+
+
+def keeps_finite(options: OptimConfig) -> bool:
+    """Return whether parameters stay finite after every gradient of a finite norm.
+
+    Such a gradient is below 1.9e19 everywhere, so that Adam's direction is below that / epsilon. With these bounds, and
+    mup's for a width of 1e-6 of its base, an update stays below 2e38; float32 ends at 3.4e38.
+    """
+    own = options.optimizer in ("adam", "adamw") and options.schedule in SCHEDULES
+    shrinks = options.learning_rate * options.weight_decay <= 1
+    return own and shrinks and options.learning_rate <= 10 and options.epsilon >= 1e-12
 
 
 def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedule:

@@ -134,6 +134,7 @@ def make_train_step(
     seed: int,
     ema_decay: float = 0.0,
     frozen: PyTree = None,
+    keeps_finite: bool = False,
 ) -> TrainStep:
     """Return the compiled update.
 
@@ -148,9 +149,10 @@ def make_train_step(
         ema_decay: of the moving average, from 0 to below 1; it matters only where the state has one.
         frozen: a tree of booleans: marked parameters have no gradient and do not count in the norm.
             None = all are trained.
+        keeps_finite: that of the optimizer; True saves the pass over the new parameters that looks for NaN.
     """
     marks, tree = jax.tree.flatten(frozen)
-    return _make_train_step(loss, tx, mesh, seed, ema_decay, (tuple(marks), tree), target())
+    return _make_train_step(loss, tx, mesh, seed, ema_decay, (tuple(marks), tree), keeps_finite, target())
 
 
 @functools.lru_cache(KEPT)
@@ -161,6 +163,7 @@ def _make_train_step(
     seed: int,
     ema_decay: float,
     frozen_leaves: tuple[tuple[bool, ...], jax.tree_util.PyTreeDef],
+    keeps_finite: bool,
     traced_for: Target,
 ) -> TrainStep:
     marks, tree = frozen_leaves
@@ -181,8 +184,8 @@ def _make_train_step(
 
         new = updated(state)
         # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.
-        finite = all_finite((norm, sums["loss"].total, new["params"], new["ema"]))
-        if _computed_again(state.opt_state, split(state.params, frozen)[0]):
+        finite = all_finite((norm, sums["loss"].total, () if keeps_finite else (new["params"], new["ema"])))
+        if not keeps_finite and _computed_again(state.opt_state, split(state.params, frozen)[0]):
             new = updated(jax.lax.optimization_barrier((finite, state))[1])
         old = {"params": state.params, "opt_state": state.opt_state, "ema": state.ema}
         kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)

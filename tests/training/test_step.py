@@ -135,13 +135,14 @@ def linear_loss(params, batch, key):
     return {"loss": Sum((params["class_token"] * batch["x"]).sum(), jnp.float32(batch["x"].shape[0]))}
 
 
+@pytest.mark.parametrize("keeps_finite", [False, True])
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_update_that_is_not_finite_changes_nothing_and_is_counted(platform):
+def test_update_that_is_not_finite_changes_nothing_and_is_counted(platform, keeps_finite):
     mesh, tx = make_mesh(2), optax.adam(0.1)
     state = fresh({"class_token": jnp.ones(3)}, tx, mesh, ema=True)
     good = {"x": np.ones((1, 4, 3), np.float32)}
     with compiling_for(Target(platform)):  # accelerators compute the new state twice
-        step = make_train_step(linear_loss, tx, mesh, seed=0, ema_decay=0.5)
+        step = make_train_step(linear_loss, tx, mesh, seed=0, ema_decay=0.5, keeps_finite=keeps_finite)
         state, _ = step(state, put_batch(mesh, good))
     before = jax.device_get(state)
     np.testing.assert_allclose(before.params["class_token"], 0.9, rtol=1e-6)
@@ -169,6 +170,20 @@ def test_update_that_ends_in_parameters_that_are_not_finite_changes_nothing():
     assert float(metrics.grad_norm) == 0
     assert int(metrics.skipped_in_row) == 1
     np.testing.assert_array_equal(state.params["class_token"], np.ones(3))
+
+
+def test_an_optimizer_that_keeps_parameters_finite_saves_looking_at_them():
+    mesh, tx = make_mesh(1), optax.adam(0.1)
+    state = fresh({"class_token": jnp.ones(3)}, tx, mesh)
+    batch = put_batch(mesh, {"x": np.ones((1, 4, 3), np.float32)})
+    looks = [
+        make_train_step(linear_loss, tx, mesh, seed=0, keeps_finite=keeps)
+        .lower(state, batch)
+        .as_text()
+        .count("is_finite")
+        for keeps in (False, True)
+    ]
+    assert looks == [3, 2]  # the norm, the loss
 
 
 def test_update_that_ends_in_an_average_that_is_not_finite_changes_nothing():
