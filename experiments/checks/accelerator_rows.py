@@ -220,7 +220,8 @@ def compiled_update(config: Config, shape: Shape, mesh: Mesh) -> Update:
 
     shardings = state_shardings(mesh, jax.eval_shape(create, jax.random.key(0)))
     state = jax.jit(create, out_shardings=shardings)(jax.random.key(0))
-    step = make_train_step(make_loss(built, task.loss), optimizer.transform, mesh, config.seed)
+    loss, keeps_finite = make_loss(built, task.loss), optimizer.keeps_finite
+    step = make_train_step(loss, optimizer.transform, mesh, config.seed, keeps_finite=keeps_finite)
     batch = random_batch(model, task, shape, mesh)
     return Update(config, task, model, shape, step.lower(state, batch).compile(), state, batch)  # type: ignore[attr-defined]
 

@@ -55,8 +55,9 @@ def build_step(
     model, mesh = build_model(config), make_mesh(1)
     params = jax.jit(lambda key: init_params(model, key))(jax.random.key(0))
     schedule = optim.make_schedule("noam", 1.0, optim.ScheduleParams(warmup, 100_000, config.d_model))
-    tx = optim.make_optimizer(OptimConfig(clip_norm=0.0), schedule)
+    options = OptimConfig(clip_norm=0.0)
+    tx, keeps_finite = optim.make_optimizer(options, schedule), optim.keeps_finite(options)
     task = task or TASKS["translate"](DataConfig(), label_smoothing=0.1, scores=(), tokenize="none", lowercase=False)
     state = jax.device_put(create_state(params, tx, ema=False), replicated(mesh))  # as an update leaves it
     batch = put_batch(mesh, {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in arrays.items()})
-    return make_train_step(make_loss(model, task.loss), tx, mesh, seed=0), state, batch
+    return make_train_step(make_loss(model, task.loss), tx, mesh, seed=0, keeps_finite=keeps_finite), state, batch

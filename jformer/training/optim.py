@@ -156,7 +156,14 @@ def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams,
     marked = {name for name, mark in zip(names, jax.tree.leaves(frozen), strict=False) if mark}  # none without marks
     transform = make_optimizer(options, schedule, frozen, model.config.mup_width_ratio)
     parts = frozen_parts(model.config, sizes, marked)
-    return Optimizer(schedule, transform, frozen, base, parts, keeps_finite(options))
+    return Optimizer(
+        schedule=schedule,
+        transform=transform,
+        frozen=frozen,
+        base=base,
+        frozen_parts=parts,
+        keeps_finite=keeps_finite(options),
+    )
 
 
 def keeps_finite(options: OptimConfig) -> bool:
