@@ -167,14 +167,15 @@ def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams,
 
 
 def keeps_finite(options: OptimConfig) -> bool:
-    """Return whether parameters stay finite after every gradient of a finite norm.
+    """Return whether parameters stay finite after all gradients of a finite norm.
 
-    Such a gradient is below 1.9e19 everywhere, so that Adam's direction is below that / epsilon. With these bounds, and
-    mup's for a width of 1e-6 of its base, an update stays below 2e38; float32 ends at 3.4e38.
+    Such gradients are below 1.9e19 everywhere, and so is Adam's mean of them. Without further ones, whose squares would
+    divide it, it moves a parameter by less than its rate * 1.9e19 / epsilon / (1 - b1) in all. With these bounds, and
+    a width of 1e-6 of mup's base, that is 1.9e38; float32 ends at 3.4e38.
     """
     own = options.optimizer in ("adam", "adamw") and options.schedule in SCHEDULES
     shrinks = options.learning_rate * options.weight_decay <= 1
-    return own and shrinks and options.learning_rate <= 10 and options.epsilon >= 1e-12
+    return own and shrinks and options.learning_rate <= 10 and options.epsilon >= 1e-10 and options.b1 <= 0.99
 
 
 def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedule:

@@ -299,21 +299,19 @@ def test_average_leaves_its_inputs_as_they_are():
     same(trees, before, rtol=0)
 
 
-WORST = {"epsilon": 1e-12, "learning_rate": 10.0, "b1": 0.99, "b2": 0.9, "weight_decay": 0.1}
+WORST = {"epsilon": 1e-10, "learning_rate": 10.0, "b1": 0.99, "b2": 0.0, "weight_decay": 0.1, "clip_norm": 0.0}
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_an_optimizer_that_is_said_to_keep_parameters_finite_does(name):
     worst = options.OptimConfig(optimizer=name, **(WORST | {"weight_decay": 0.1 if name == "adamw" else 0.0}))
     assert keeps_finite(worst)
-    tx, rng, params = make_optimizer(worst, constant(10.0), mup_width_ratio=1e-6), np.random.default_rng(0), PARAMS
+    tx, params = make_optimizer(worst, constant(10.0), mup_width_ratio=1e-6), PARAMS
     state, step = tx.init(params), jax.jit(tx.update)
-    for number in range(60):  # the largest of a finite norm, then tiny ones, none, and all sizes
-        size = 1.8e19 if number < 3 else 1e-38 if number < 6 else 0.0 if number < 20 else 10.0 ** rng.uniform(-40, 18)
-        signs = jax.tree.map(lambda p, size=size: jnp.asarray(rng.choice([-1, 1], p.shape) * size, jnp.float32), params)
-        changes, state = step(signs, state, params)
+    for size in 500 * [1.8e19] + [1e-38] + 500 * [0.0]:  # the largest of a finite norm, then no square to divide by
+        changes, state = step(jax.tree.map(lambda p, size=size: jnp.full_like(p, size), params), state, params)
         params = optax.apply_updates(params, changes)
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)), number
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
 @pytest.mark.parametrize(
@@ -321,7 +319,8 @@ def test_an_optimizer_that_is_said_to_keep_parameters_finite_does(name):
     [
         {"optimizer": "adafactor"},
         {"learning_rate": 11.0},
-        {"epsilon": 1e-13},
+        {"epsilon": 1e-11},
+        {"b1": 0.995},
         {"weight_decay": 0.2},
         {"schedule": "a:b"},
     ],
