@@ -120,7 +120,7 @@ def only_reached(lines: Mapping[tuple[str, int], list[str]]) -> Counter[str]:
 
 
 def noticed(path: Path) -> dict[str, tuple[int, int]]:
-    """Return test file → the the mutations that it alone notices, and how many it reaches."""
+    """Return test file → the mutations that it alone notices, and how many it reaches."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     reached = Counter(file for row in rows for file in row["reached_by"])
     alone = Counter(file for row in rows if len(row["noticed"]) == 1 for file in row["noticed"])
@@ -167,14 +167,17 @@ def table(
         yield f"| {name.removeprefix('tests/')} | {tests} | {programs} | {seconds:.1f} | {later} | {alone} | {noted} |"
 
 
+def measure(tests: str, costs: Path, *under: str) -> None:
+    """Run tests with this plugin, below the module and arguments of `under`; append what each costs to a file."""
+    plugin = ["-p", "no:cacheprovider", "-p", "experiments.checks.costs_of_tests", f"--costs={costs}"]
+    subprocess.run([sys.executable, "-m", *under, "pytest", "-q", "-n0", *plugin, tests], cwd=ROOT, check=True)
+
+
 def rows_of_one_file() -> dict[str, dict[str, Any]]:
     """Return what each test of tests/conftest.py costs, by running them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "costs.jsonl")
-        plugin = ["-p", "no:cacheprovider", "-p", "experiments.checks.costs_of_tests", f"--costs={path}"]
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-n0", *plugin, "tests/test_conftest.py"], cwd=ROOT, check=True
-        )
+        measure("tests/test_conftest.py", path)
         return rows_of(path)
 
 

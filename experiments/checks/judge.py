@@ -30,20 +30,16 @@ class Judge:
         if len(self._failed) >= self._enough or time.monotonic() > self._end:
             item.session.shouldstop = "judged"
         if item.session.shouldstop or file_of(item.nodeid) in self._failed:
-            pytest.skip("judged")
+            pytest.skip("the mutation is judged without it")
         self._write(item.nodeid)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a test that fails."""
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Note a test that fails, or a file that cannot be collected."""
         if report.failed:
             self._failed.setdefault(file_of(report.nodeid), report.nodeid)
             self._write("")
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file that cannot be collected."""
-        if report.failed:
-            self._failed.setdefault(file_of(report.nodeid), report.nodeid)
-            self._write("")
+    pytest_collectreport = pytest_runtest_logreport
 
     def _write(self, running: str) -> None:
         self._path.write_text(json.dumps({"failed": self._failed, "running": running}))

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import pytest
 from absl import app, flags
 
-from experiments.checks.costs_of_tests import REACHED, reached, rows_of
+from experiments.checks.costs_of_tests import REACHED, measure, reached, rows_of
 from experiments.checks.judge import file_of
 from experiments.measure import ROOT, smoke_sizes
 
@@ -155,10 +155,9 @@ def in_order(tests: Sequence[str], seconds: Mapping[str, float]) -> list[str]:
 def measure_one_file(folder: Path) -> tuple[Path, Path]:
     """Return coverage's data and the costs of tests/data/test_text.py, by running it."""
     costs, data = folder / "costs.jsonl", folder / ".coverage"
-    plugin = ["-p", "no:cacheprovider", "-p", "experiments.checks.costs_of_tests", f"--costs={costs}"]
-    environment = {**os.environ, "COVERAGE_FILE": str(data)}
-    for command in (["run", "-m", "pytest", "-q", "-n0", *plugin, "tests/data/test_text.py"], ["combine", "--quiet"]):
-        subprocess.run([sys.executable, "-m", "coverage", *command], cwd=ROOT, env=environment, check=True)
+    measure("tests/data/test_text.py", costs, "coverage", "run", f"--data-file={data}", "-m")
+    combine = [sys.executable, "-m", "coverage", "combine", "--quiet", f"--data-file={data}"]
+    subprocess.run(combine, cwd=ROOT, check=True)
     return data, costs
 
 

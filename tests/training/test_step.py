@@ -141,7 +141,7 @@ def test_update_that_is_not_finite_changes_nothing_and_is_counted(platform, keep
     mesh, tx = make_mesh(2), optax.adam(0.1)
     state = fresh({"class_token": jnp.ones(3)}, tx, mesh, ema=True)
     good = {"x": np.ones((1, 4, 3), np.float32)}
-    with compiling_for(Target(platform)):  # accelerators compute the new state twice
+    with compiling_for(Target(platform)):  # accelerators compute the new state twice, to look at it
         step = make_train_step(linear_loss, tx, mesh, seed=0, ema_decay=0.5, keeps_finite=keeps_finite)
         state, _ = step(state, put_batch(mesh, good))
     before = jax.device_get(state)
