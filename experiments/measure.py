@@ -1,6 +1,7 @@
 """Shared by the commands here: small sizes for --smoke, sides timed in turns, a description of the machine."""
 
 import platform
+import shutil
 import statistics
 import subprocess
 import time
@@ -67,6 +68,8 @@ def processor_name() -> str:
 
 def commit() -> str:
     """Return the commit, and whether the package differs from it."""
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        return "a copy without its history"
     git: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True}
     name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **git).stdout.strip()
     changed = subprocess.run(["git", "status", "--porcelain", "jformer"], **git).stdout

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from jformer.config.options import ONE_PASS
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(
@@ -26,9 +28,11 @@ SMALL = " ".join(
         *("train.num_steps=4", "train.num_epochs=0"),
         *("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4"),
         *("model.num_layers=1", f"model.d_model={WIDTH}"),
-        *("data.num_pairs=300", "data.vocab_size=300", "decode.max_length=6"),
+        *("data.num_pairs=300", "data.vocab_size=300"),
     )
 )
+SHORT_ANSWERS = " --config.decode.max_length=6"  # of searches; tasks that answer in one pass refuse it
+ANSWERS_IN_ONE_PASS = re.compile(rf"\btask ?= ?\"({'|'.join(ONE_PASS)})\"")
 
 
 class Block(NamedTuple):
@@ -54,14 +58,20 @@ def blocks(page):
     ]
 
 
-def shortened(code):
+def shortened(code, folder=ROOT):
     """Return a block whose trainings have a hundredth of their updates, and at least one; configs are tiny.
 
-    Word vectors are as small as the models that begin with them.
+    Word vectors are as small as the models that begin with them. `folder`: where the block's configs are.
     """
     code = UPDATES.sub(lambda found: f"{found[1]}{found[2]}{-(-int(found[3]) // SHORTER)}", INSTALLS.sub("", code))
     code = re.sub(r"(jformer\.skipgram .*--size=)\d+", rf"\g<1>{WIDTH}", code)
-    return re.sub(r"(--config=(?:(?:configs/\w+|mine)\.py|quickstart))", rf"\1 {SMALL}", code)
+
+    def small(found):
+        config = folder / found[1]
+        searches = not config.exists() or not ANSWERS_IN_ONE_PASS.search(config.read_text(encoding="utf-8"))
+        return f"{found[0]} {SMALL}{SHORT_ANSWERS if searches else ''}"
+
+    return re.sub(r"--config=((?:configs/\w+|mine)\.py|quickstart)", small, code)
 
 
 @contextlib.contextmanager
@@ -93,7 +103,7 @@ class Reader:
 
     def run(self, block, whole=False):
         """Run a block, shortened or whole, and return what it printed; AssertionError if a command of it fails."""
-        began, code = time.monotonic(), block.code if whole else shortened(block.code)
+        began, code = time.monotonic(), block.code if whole else shortened(block.code, self.folder)
         printed = self.python(block, code) if block.language == "python" else self.bash(block, code)
         print(f"{block}: {time.monotonic() - began:.0f} s", flush=True)
         return printed

@@ -70,6 +70,11 @@ STEPS = {  # preset → options, rows, length of a side
     "gpt2": ({"data.vocab_size": 50_304}, 8, 1_024),
     "t5_base": ({"data.vocab_size": 32_128}, 16, 256),
 }
+OTHERWISE = {  # choices that the default makes by platform → the other one
+    "own attention": {"model.execution.attention_kernel": "own"},
+    "scanned layers": {"model.execution.unroll": 1},
+}
+DECODED = {True: (4, 8, 4), False: (128, 32, 32)}  # in small? → rows, length of sources, tokens of outputs
 SHORT = "tests/small_run.py"  # a config that trains in seconds
 QUICKSTART = {100: 3.569, 200: 1.832, 300: 1.405}  # update → training loss on a CPU in float32
 TPUS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
@@ -316,14 +321,7 @@ def step(preset: str, small: bool) -> Iterator[Finding]:
     for dtype in ("bfloat16", "float32")[: 1 if small else None]:
         config = configured(preset, {**options, "model.dtype": dtype})
         shape = Shape(rows, 0 if config.model.family == "decoder" else length, length)
-        update = compiled_update(config, shape, make_mesh(1, devices=[device]))
-        cell = [update.state]
-
-        def once(update: Update = update, cell: list[Any] = cell) -> Any:
-            cell[0], metrics = update.compiled(cell[0], update.batch)
-            return metrics
-
-        seconds = timed(once, small)
+        update, seconds = timed_update(config, shape, device, small)
         work = work_of(*(np.full(rows, each) for each in shape[1:]))
         flops = update_flops(update.model, work)
         peak = find_peak([device], dtype).flops
@@ -334,8 +332,29 @@ def step(preset: str, small: bool) -> Iterator[Finding]:
         text += f", peak {used / 2**20:,.0f} MiB; compiled: {facts['compiled_mib']:,.0f} MiB"
         text += f", at least {facts['bound_ms']:,.1f} ms" if "bound_ms" in facts else ""
         sizes = f"{rows} x {' + '.join(str(each) for each in shape[1:] if each)}"
-        yield Finding(f"{dtype}, {sizes}", text, bool(np.isfinite(losses(update._replace(state=cell[0]), 1))[0]), facts)
+        yield Finding(f"{dtype}, {sizes}", text, bool(np.isfinite(losses(update, 1))[0]), facts)
         yield from beside_flax(update, seconds, small)
+        for name, others in OTHERWISE.items() if dtype == "bfloat16" else ():
+            del update  # its state is as large as the next one's
+            other = configured(preset, {**options, "model.dtype": dtype, **others})
+            update, took = timed_update(other, shape, device, small)
+            figures = {"ms": 1e3 * took, "times_ours": took / seconds, **forecast(update, device)}
+            text = f"{1e3 * took:,.1f} ms, {took / seconds:.2f} times the default"
+            yield Finding(f"{dtype}, {name}", text, bool(np.isfinite(losses(update, 1))[0]), figures)
+
+
+def timed_update(config: Config, shape: Shape, device: jax.Device, small: bool) -> tuple[Update, float]:
+    """Return the update of a config after a few of them, and the median seconds of one."""
+    update = compiled_update(config, shape, make_mesh(1, devices=[device]))
+    state = update.state
+
+    def once() -> Any:
+        nonlocal state
+        state, metrics = update.compiled(state, update.batch)
+        return metrics
+
+    seconds = timed(once, small)
+    return update._replace(state=state), seconds
 
 
 def forecast(update: Update, device: jax.Device) -> dict[str, float]:
@@ -374,7 +393,7 @@ def beside_flax(update: Update, ours: float, small: bool) -> Iterator[Finding]:
 
 def decoding(small: bool) -> Iterator[Finding]:
     """Decode with random parameters of transformer_base, in bfloat16: outputs as long as there is room."""
-    rows, length, room = (4, 8, 4) if small else (128, 32, 32)
+    rows, length, room = DECODED[small]
     options = {**(SMALLEST if small else {"data.vocab_size": 32_000}), "model.dtype": "bfloat16"}
     config, mesh = configured("transformer_base", options), make_mesh(1, devices=jax.devices()[:1])
     task = build_task(config)
@@ -398,6 +417,44 @@ def decoding(small: bool) -> Iterator[Finding]:
         text = f"{rows / seconds:,.0f} sentences/s, {rows} x {length}, {mean:.0f} tokens each, {1e3 * seconds:,.0f} ms"
         ok = bool(np.isfinite(found.scores[:, 0]).all())
         yield Finding(name, text, ok, {"sentences_per_second": rows / seconds, "tokens": mean})
+
+
+def pytorch(small: bool) -> Iterator[Finding]:
+    """Time PyTorch and Transformers at the same work, in bfloat16."""
+    if not find_spec("torch"):
+        yield Finding("pytorch", "not run: it is not installed")
+        return
+    from experiments.checks import accelerator_torch as peer
+
+    jax.config.update("jax_platforms", "cpu")  # the accelerator's memory is PyTorch's here
+    if not (small or peer.has_gpu()):
+        yield Finding("pytorch", "not run: it sees no GPU")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for preset, load in peer.STEPS.items():
+            options, rows, length = STEPS[preset]
+            if small:
+                options, rows, length = {**SMALLEST, "model.max_length": 512}, 2, 32
+            config = configured(preset, {**options, "model.dtype": "bfloat16"})
+            task = build_task(config)
+            model, _ = sized_model(config, task, None)
+            shape = Shape(rows, 0 if model.family == "decoder" else length, length)
+            batch = random_batch(model, task, shape, make_mesh(1, devices=jax.devices()[:1]))
+            arrays = {name: np.asarray(array[0]) for name, array in batch.items()}
+            np.savez(path := f"{folder}/batch.npz", **arrays)  # type: ignore[arg-type]
+            for compiled in (False, True)[: 1 if small else None]:
+                run = load({"model": dataclasses.asdict(model), "batch": path, "compiled": compiled})
+                seconds = statistics.median(run()[0] for _ in range(4 if small else 12))
+                text = f"{1e3 * seconds:,.1f} ms, {rows * length / seconds:,.0f} tokens/s"
+                name = f"{preset}, {rows} x {length}" + (", compiled" if compiled else "")
+                yield Finding(name, text, bool(np.isfinite(run()[1])), {"ms": 1e3 * seconds})
+    rows, length, room = DECODED[small]
+    config = configured("transformer_base", SMALLEST if small else {"data.vocab_size": 32_000})
+    model, _ = sized_model(config, build_task(config), None)
+    for beam, search in peer.searches(dataclasses.asdict(model), rows, length, room):
+        seconds = timed(search, small)
+        text = f"{rows / seconds:,.0f} sentences/s, {rows} x {length}, {room} tokens each, {1e3 * seconds:,.0f} ms"
+        yield Finding("greedy" if beam == 1 else f"beam {beam}", text, True, {"sentences_per_second": rows / seconds})
 
 
 def processes(small: bool) -> Iterator[Finding]:
@@ -471,6 +528,7 @@ ROWS: dict[str, Callable[[bool], Iterator[Finding]]] = {
     "quickstart": quickstart,
     "step transformer_base": lambda small: step("transformer_base", small),
     "decoding": decoding,
+    "pytorch": pytorch,
     "processes": processes,
     "tests": tests,
     "step gpt2": lambda small: step("gpt2", small),

@@ -1,4 +1,7 @@
-"""The side of PyTorch in steps.py: nn.Transformer written plainly, in float32 or under autocast."""
+"""The side of PyTorch in steps.py: nn.Transformer written plainly, in float32 or under autocast.
+
+On a GPU rows must be full: then no mask keeps PyTorch from its flash attention.
+"""
 
 import time
 from typing import Any
@@ -9,7 +12,7 @@ from torch import nn
 
 from experiments.speed.steps_worker import Step, Told
 
-Arrays = dict[str, torch.Tensor]
+Arrays = dict[str, Any]  # of tensors, and what nn.Transformer takes beside them
 
 
 class Translator(nn.Module):
@@ -46,12 +49,13 @@ def load(told: Told) -> tuple[Step, Told]:
     """Build the step for one batch; torch.compile works at the first one."""
     torch.set_num_threads(told["threads"])
     torch.manual_seed(0)
-    c = told["model"]
+    c, device = told["model"], torch.device(told.get("device", "cpu"))
     with np.load(told["batch"]) as arrays:
-        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    masks = make_packed_masks(batch, c["num_heads"]) if told["packed"] else make_masks(batch)
+        batch = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    make = make_full_masks if device.type == "cuda" else make_masks
+    masks = make_packed_masks(batch, c["num_heads"]) if told["packed"] else make(batch)
     wanted = batch["target_out"].long().flatten()
-    model = Translator(c, max(batch[side].shape[1] for side in ("source", "target_in"))).train()
+    model = Translator(c, max(batch[side].shape[1] for side in ("source", "target_in"))).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
     slope = c["d_model"] ** -0.5 * told["warmup"] ** -1.5
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: slope * (step + 1))
@@ -60,12 +64,14 @@ def load(told: Told) -> tuple[Step, Told]:
     def run() -> tuple[float, float]:
         began = time.perf_counter()
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=c["dtype"] == "bfloat16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=c["dtype"] == "bfloat16"):
             logits = forward(batch, masks).float().flatten(0, 1)
         loss = nn.functional.cross_entropy(logits, wanted, ignore_index=0, label_smoothing=0.1)
         loss.backward()
         optimizer.step()
         schedule.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter() - began, loss.item()
 
     return run, {"parameters": sum(p.numel() for p in model.parameters()), "versions": {"torch": torch.__version__}}
@@ -77,6 +83,15 @@ def make_masks(batch: Arrays) -> Arrays:
     later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
     padding = {"src_key_padding_mask": source, "tgt_key_padding_mask": target, "memory_key_padding_mask": source}
     return padding | {"tgt_mask": later}
+
+
+def make_full_masks(batch: Arrays) -> Arrays:
+    """Return the mask of later tokens, for rows without padding; with the flag PyTorch's kernels need no mask."""
+    target = batch["target_out"]
+    assert (target > 0).all(), "a GPU times full rows only"
+    size = target.shape[1]
+    later = torch.ones(size, size, dtype=torch.bool, device=target.device).triu(1)
+    return {"tgt_mask": later, "tgt_is_causal": True}
 
 
 def make_packed_masks(batch: Arrays, heads: int) -> Arrays:
