@@ -1,5 +1,6 @@
 """Deterministic operations of XLA on GPUs."""
 
+import functools
 import os
 import re
 
@@ -19,6 +20,17 @@ def choose_deterministic() -> None:
             raise UserError(f"--deterministic, but XLA_FLAGS has {given[0]}: leave out one of them")
         return
     os.environ["XLA_FLAGS"] = f"{flags} --{OPTION}=true".strip()
+
+
+def asks_deterministic() -> bool:
+    """Return whether XLA_FLAGS ask for deterministic operations: `choose_deterministic` did, or the user."""
+    return _asks(os.environ.get("XLA_FLAGS", ""))
+
+
+@functools.cache
+def _asks(flags: str) -> bool:
+    found = re.findall(rf"--(?:{OPTION}|xla_gpu_exclude_nondeterministic_ops)(?:=(\S*))?", flags)
+    return bool(found) and found[-1].lower() in ("", "true", "1")
 
 
 def deterministic_line() -> str:

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from jformer.errors import UserError
-from jformer.parallel.deterministic import choose_deterministic, deterministic_line
+from jformer.parallel.deterministic import asks_deterministic, choose_deterministic, deterministic_line
 
 WANTED = "--xla_gpu_deterministic_ops=true"
 
@@ -24,6 +24,21 @@ def test_a_flag_that_says_the_contrary_is_refused(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
     with pytest.raises(UserError, match="XLA_FLAGS has --xla_gpu_deterministic_ops=false: leave out"):
         choose_deterministic()
+
+
+@pytest.mark.parametrize(
+    ("given", "asks"),
+    [
+        ("", False),
+        (WANTED, True),
+        ("--xla_gpu_deterministic_ops", True),
+        ("--xla_gpu_exclude_nondeterministic_ops=1", True),
+        (f"{WANTED} --xla_gpu_deterministic_ops=false", False),
+    ],
+)
+def test_flags_of_the_user_count_too(monkeypatch, given, asks):
+    monkeypatch.setenv("XLA_FLAGS", given)
+    assert asks_deterministic() is asks
 
 
 @pytest.mark.parametrize(("platform", "said"), [("gpu", "only deterministic operations"), ("tpu", "nothing on tpu")])

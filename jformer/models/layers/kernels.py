@@ -19,6 +19,7 @@ from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import over_rows_and_heads
 from jformer.parallel.backend import Target, target_of
 from jformer.parallel.chunks import even_size
+from jformer.parallel.deterministic import asks_deterministic
 
 MAX_PAIRS = 2_048**2  # of a query and a key in a row; above, our own code attends in chunks: docs/decisions/0034
 CHUNK = 512  # queries of a chunk
@@ -90,6 +91,8 @@ def _refusal(config: ModelConfig, target: Target, call: Call) -> str:
         f"cuDNN's needs compute capability {CUDNN_NEEDS}, and {target.kind} has {target.capability}": (
             cudnn and target.cuda < CUDNN_NEEDS
         ),
+        # Its compiler looks up the second of two equal attentions under another name: openxla/xla pull request 46500
+        "with --deterministic XLA fails on cuDNN's": cudnn and asks_deterministic(),
         "its weights are collected": call.shows,
         f"model.attention_dropout={config.attention_dropout} drops weights": call.drops,
         f"keys of {size} and values of {config.value_size}": size != config.value_size,

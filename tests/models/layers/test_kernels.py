@@ -58,6 +58,13 @@ def visibility(query, key, causal=False):
     return Visibility(query, key, Rule(causal))
 
 
+def test_deterministic_operations_have_no_cudnn(monkeypatch):
+    assert choose_kernel(ModelConfig(), H100, HALF).kernel == "cudnn"
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    assert choose_kernel(ModelConfig(), H100, HALF) == KernelChoice("own", "with --deterministic XLA fails on cuDNN's")
+    assert choose_kernel(ModelConfig(), TPU, HALF).kernel == "splash"
+
+
 @pytest.mark.parametrize(
     ("target", "call", "kernel", "why"),
     [
