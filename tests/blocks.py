@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from jformer.config.config_files import run_config_file
 from jformer.config.options import ONE_PASS
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,6 @@ SMALL = " ".join(
     )
 )
 SHORT_ANSWERS = " --config.decode.max_length=6"  # of searches; tasks that answer in one pass refuse it
-ANSWERS_IN_ONE_PASS = re.compile(rf"\btask ?= ?\"({'|'.join(ONE_PASS)})\"")
 
 
 class Block(NamedTuple):
@@ -68,8 +68,9 @@ def shortened(code, folder=ROOT):
 
     def small(found):
         config = folder / found[1]
-        searches = not config.exists() or not ANSWERS_IN_ONE_PASS.search(config.read_text(encoding="utf-8"))
-        return f"{found[0]} {SMALL}{SHORT_ANSWERS if searches else ''}"
+        with own_modules(folder):
+            one_pass = config.exists() and run_config_file(config).task in ONE_PASS
+        return f"{found[0]} {SMALL}{'' if one_pass else SHORT_ANSWERS}"
 
     return re.sub(r"--config=((?:configs/\w+|mine)\.py|quickstart)", small, code)
 

@@ -70,6 +70,7 @@ ON_ACCELERATORS = (  # what depends on how a device computes: numerics, decoding
 ANY_STACK = (  # what no version of Python or of a library changes: documents, pages, shell scripts, who imports whom
     *("launch", "test_documents.py", "test_layering.py", "test_site.py", "tools/compare", "tools/pages"),
 )
+only_on_cpus = pytest.mark.skipif(PLATFORM not in ("", "cpu"), reason="accelerators round, or compile, otherwise")
 MAPS = Path("/proc/self/maps")
 INITIAL = _draw()  # model, key → initial parameters
 TINY = {

@@ -10,7 +10,7 @@ from jformer.models.layers.linear import Embedding
 from jformer.models.layers.matmul import jax_gradients
 from jformer.parallel.backend import Target, compiling_for
 from jformer.tasks import losses
-from tests.conftest import equations
+from tests.conftest import equations, only_on_cpus
 from tests.slow import slow_but
 
 V = 37
@@ -299,6 +299,7 @@ def test_forward_mode_and_products_with_the_hessian_are_those_of_the_plain_figur
     assert_trees_close(found, expected)
 
 
+@only_on_cpus
 def test_a_large_vocabulary_takes_a_third_of_the_memory():
     shapes = jax.ShapeDtypeStruct((64, 32, 32), jnp.float32), jax.ShapeDtypeStruct((32, 16_000), jnp.float32)
     ids, weights = jnp.zeros((64, 32), jnp.int32), jnp.ones((64, 32))

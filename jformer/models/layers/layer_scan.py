@@ -27,7 +27,8 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
 
     Its first argument is carried from layer to layer, its second is the layer's number; the others are broadcast. With
     `config.shared_layers` (Dehghani et al. 2019; Lan et al. 2020) the axis is there too, with one entry for all layers.
-    `init`: whether parameters are being initialised.
+    `init`: whether parameters are being initialised: in a loop, as XLA:GPU fuses the draws of several layers into
+    kernels that take it 40 s to compile.
     """
     everywhere = nn.broadcast
     shared = config.shared_layers
@@ -38,7 +39,7 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
         variable_broadcast="params" if shared else False,  # of the two, this is read first
         split_rngs={"params": not shared},
         length=layers,
-        unroll=min(config.execution.unroll or _written_out(config, layers), layers),
+        unroll=1 if init else min(config.execution.unroll or _written_out(config, layers), layers),
         in_axes=(0, everywhere, everywhere, everywhere),
     )
     if not shared:

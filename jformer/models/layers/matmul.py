@@ -120,9 +120,31 @@ def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array,
     return y + bias.astype(y.dtype)
 
 
+def multiply_in_order(names: str, x: Array, y: Array, dtype: str | None = None) -> Array:
+    """Compute an einsum of two arrays as a product of the first by the second.
+
+    `jnp.einsum` may swap them. XLA:GPU then emits the scores of attention as [.. s t], sums them along the slow axis,
+    and transposes weights and gradients with kernels that take a quarter of GPT-2's update (docs/performance.md).
+    """
+    (one, other), out = names.partition("->")[0].split(","), names.partition("->")[2]
+    shared = [axis for axis in out if axis in one and axis in other]
+    summed = [axis for axis in (one if x.size > y.size else other) if axis not in out]  # the larger one stays as it is
+    left, right = ([axis for axis in out if axis not in each] for each in (other, one))
+    x = x.transpose([one.index(axis) for axis in (*shared, *left, *summed)])
+    y = y.transpose([other.index(axis) for axis in (*shared, *summed, *right)])
+    first, last = tuple(range(len(shared))), tuple(range(len(shared), len(shared) + len(summed)))
+    sums = tuple(range(x.ndim - len(summed), x.ndim)), last
+    product = jax.lax.dot_general(x, y, (sums, (first, first)), preferred_element_type=dtype)
+    made = [*shared, *left, *right]
+    return product.transpose([made.index(axis) for axis in out])
+
+
 def _scores_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    _, pull_back = jax.vjp(lambda q, k: jnp.einsum("btgrk,bsgk->bgrts", q, k), *saved)
-    return pull_back(g.astype(saved[0].dtype))
+    q, k = saved
+    g = g.astype(q.dtype)
+    if target().platform == "gpu":
+        return multiply_in_order("bgrts,bsgk->btgrk", g, k), multiply_in_order("btgrk,bgrts->bsgk", q, g)
+    return jax.vjp(lambda q, k: jnp.einsum("btgrk,bsgk->bgrts", q, k), q, k)[1](g)
 
 
 @gradient_by_hand(lambda q, k: (_scores(q, k), (q, k)), _scores_backward)
@@ -136,26 +158,21 @@ def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -
 
 
 def _values_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    if target().platform != "gpu":
-        _, pull_back = jax.vjp(_values, *saved)
-        return pull_back(g)
     weights, v = saved
-    return jnp.einsum("btgru,bsgu->bgrts", g, v), jnp.einsum("bgrts,btgru->bsgu", weights, g)
+    if target().platform == "gpu":
+        return multiply_in_order("btgru,bsgu->bgrts", g, v), multiply_in_order("btgru,bgrts->bsgu", g, weights)
+    return jax.vjp(_values, weights, v)[1](g)
 
 
 @gradient_by_hand(lambda weights, v: (_values(weights, v), (weights, v)), _values_backward)
 def weighted_values(weights: Float[Array, "b g r t s"], v: Float[Array, "b s g u"]) -> Float[Array, "b t g r u"]:
-    """Sum values by their weights, in their dtype.
-
-    Autodiff multiplies g and v the other way round for the gradient of the weights. XLA:GPU then emits it as [.. s t],
-    and a kernel of its own that transposes it into float32: a sixth of what attention with dropout moves. On TPUs
-    autodiff's order moves less for T5.
-    """
+    """Sum values by their weights, in their dtype."""
     return _values(weights, v)
 
 
 def _values(weights: Array, v: Array) -> Array:
-    return jnp.einsum("bgrts,bsgu->btgru", weights, v)
+    multiply = multiply_in_order if target().platform == "gpu" else jnp.einsum
+    return multiply("bgrts,bsgu->btgru", weights, v)
 
 
 def _softmax_backward(dtype: str, weights: Array, g: Array) -> tuple[Array]:
@@ -174,5 +191,7 @@ def _softmax(scores: Array, dtype: str) -> Array:
 
 
 def _scores(q: Array, k: Array) -> Array:
+    if target().platform == "gpu":
+        return multiply_in_order("btgrk,bsgk->bgrts", q, k).astype(jnp.float32)
     stored = jnp.float32 if target().platform == "cpu" else q.dtype
     return jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=stored).astype(jnp.float32)

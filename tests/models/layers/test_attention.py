@@ -14,6 +14,7 @@ from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, atte
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import query_key_scores
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
+from tests.conftest import only_on_cpus
 
 
 def everything(rows, keys):
@@ -86,6 +87,7 @@ def bfloat16_inputs(*shapes):
     return half, [x.astype(jnp.float32) for x in half]
 
 
+@only_on_cpus
 def test_scores_are_float32_where_activations_are_bfloat16():
     """The weights are those of float32, rounded once: q · k is not rounded to bfloat16."""
     half, full = bfloat16_inputs((2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 16))
