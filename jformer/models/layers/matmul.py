@@ -120,7 +120,7 @@ def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array,
     return y + bias.astype(y.dtype)
 
 
-def multiply_in_order(names: str, x: Array, y: Array, dtype: str | None = None) -> Array:
+def multiply_in_order(names: str, x: Array, y: Array) -> Array:
     """Compute an einsum of two arrays as a product of the first by the second.
 
     `jnp.einsum` may swap them. XLA:GPU then emits the scores of attention as [.. s t], sums them along the slow axis,
@@ -134,7 +134,7 @@ def multiply_in_order(names: str, x: Array, y: Array, dtype: str | None = None) 
     y = y.transpose([other.index(axis) for axis in (*shared, *summed, *right)])
     first, last = tuple(range(len(shared))), tuple(range(len(shared), len(shared) + len(summed)))
     sums = tuple(range(x.ndim - len(summed), x.ndim)), last
-    product = jax.lax.dot_general(x, y, (sums, (first, first)), preferred_element_type=dtype)
+    product = jax.lax.dot_general(x, y, (sums, (first, first)))
     made = [*shared, *left, *right]
     return product.transpose([made.index(axis) for axis in out])
 
@@ -143,7 +143,7 @@ def _scores_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array
     q, k = saved
     g = g.astype(q.dtype)
     if target().platform == "gpu":
-        return multiply_in_order("bgrts,bsgk->btgrk", g, k), multiply_in_order("btgrk,bgrts->bsgk", q, g)
+        return jnp.einsum("bgrts,bsgk->btgrk", g, k), multiply_in_order("btgrk,bgrts->bsgk", q, g)
     return jax.vjp(lambda q, k: jnp.einsum("btgrk,bsgk->bgrts", q, k), q, k)[1](g)
 
 
@@ -160,7 +160,7 @@ def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -
 def _values_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     weights, v = saved
     if target().platform == "gpu":
-        return multiply_in_order("btgru,bsgu->bgrts", g, v), multiply_in_order("btgru,bgrts->bsgu", g, weights)
+        return jnp.einsum("btgru,bsgu->bgrts", g, v), jnp.einsum("bgrts,btgru->bsgu", weights, g)
     return jax.vjp(_values, weights, v)[1](g)
 
 

@@ -1,12 +1,14 @@
 """Attention: worked examples to the digit, agreement of the two kernels, and dropout of weights."""
 
 import functools
+import re
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from jformer.models import ModelConfig
 from jformer.models.layers.attention import Attention
@@ -14,7 +16,10 @@ from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, atte
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import query_key_scores
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
+from jformer.parallel.backend import compiling_for, target_of
+from jformer.tools.forecast.topology import compiler_options, open_topology
 from tests.conftest import only_on_cpus
+from tests.tools.forecast.test_topology import needs_cuda_compiler
 
 
 def everything(rows, keys):
@@ -108,6 +113,27 @@ def test_the_gradient_of_float32_scores_is_that_of_autodiff():
     plain = functools.partial(jnp.einsum, "btgrk,bsgk->bgrts")
     found, expected = (jax.grad(lambda *x, f=f: jnp.sin(f(*x)).sum(), (0, 1))(q, k) for f in (query_key_scores, plain))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@needs_cuda_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_gpus_transpose_neither_scores_nor_weights(dtype):
+    device = open_topology("h100").devices[0]
+    place = SingleDeviceSharding(device)
+    x = jax.ShapeDtypeStruct((2, 256, 4, 64), dtype, sharding=place)
+
+    def total(q, k, v):
+        key = DropoutKey(jnp.uint32(7), jnp.arange(2))
+        drop = functools.partial(dropout, rate=0.1, key=key, site=Site.SELF_WEIGHTS)
+        values, _ = attend(q, {"k": k, "v": v}, None, scale=0.125, drop_weights=lambda weights, _: drop(weights))
+        return jnp.sin(values.astype(jnp.float32)).sum()
+
+    with compiling_for(target_of(device)):
+        lowered = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x)
+    program = lowered.compile(compiler_options("gpu")).as_text()
+    transposed = re.findall(r"\[([\d,]+)\]\S* transpose\(", program)
+    assert transposed  # of queries, keys or values
+    assert [shape for shape in transposed if shape.count("256") > 1] == []
 
 
 @pytest.mark.slow

@@ -1,26 +1,15 @@
 """Gradients written by hand are those of the plain expressions."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jformer.models.layers.matmul import (
-    add_bias,
-    jax_gradients,
-    matmul,
-    query_key_scores,
-    rounded_softmax,
-    weighted_values,
-)
-from jformer.parallel.backend import Target, compiling_for, target_of
-from jformer.tools.forecast.topology import compiler_options, open_topology
+from jformer.models.layers.matmul import add_bias, jax_gradients, matmul, query_key_scores, weighted_values
+from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import equations
-from tests.tools.forecast.test_topology import needs_cuda_compiler
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5, 8)).astype(np.float32)
@@ -86,23 +75,6 @@ def test_products_of_attention_and_their_gradients_are_those_of_einsum(platform,
         found = gradients(ours, first, second)
     expected = gradients(plain, first, second)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
-
-
-@needs_cuda_compiler
-def test_gpus_transpose_neither_scores_nor_weights():
-    place = NamedSharding(Mesh(np.array(open_topology("h100").devices), "x"), PartitionSpec())
-    x = jax.ShapeDtypeStruct((2, 256, 4, 1, 64), jnp.bfloat16, sharding=place)
-
-    def total(q, k, v):
-        weights = rounded_softmax(query_key_scores(q, k[:, :, :, 0]), "bfloat16")
-        return weighted_values(weights * 2, v[:, :, :, 0]).astype(jnp.float32).sum()
-
-    with compiling_for(target_of(place.mesh.devices.flat[0])):
-        lowered = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x)
-    program = lowered.compile(compiler_options("gpu")).as_text()
-    transposed = re.findall(r"\w+\[([\d,]+)\]\S* transpose\(", program)
-    assert transposed
-    assert [shape for shape in transposed if shape.count("256") > 1] == []
 
 
 def test_a_bias_has_its_gradient_summed_in_float32():
