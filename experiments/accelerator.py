@@ -4,7 +4,7 @@ Each row runs in its own process, the most informative first: one that fails, cr
 reported with its reason. Findings are printed, and written to --output as JSON, as soon as they are known. Rows that
 time did not allow are listed at the end. The exit code is 0 only if every row that ran was right, and 1 otherwise.
 
-Command:  python -m experiments.accelerator [--minutes=8] [--rows=numerics,updates] [--wmt=CHECKOUT/examples/wmt]
+Command:  python -m experiments.accelerator [--minutes=25] [--rows=numerics,updates] [--wmt=CHECKOUT/examples/wmt]
           [--output=runs/accelerator.json] [--smoke]
 
 Rows are those of experiments/checks/accelerator_rows.py. All data is generated or comes with the project. --smoke tries
@@ -124,7 +124,7 @@ def reason(said: str) -> str:
 
 def define_flags() -> None:
     """Define the flags; not on import, as other commands here define flags of the same names."""
-    flags.DEFINE_float("minutes", 8.0, "Minutes for all rows together.")
+    flags.DEFINE_float("minutes", 25.0, "Minutes for all rows together.")
     flags.DEFINE_list("rows", [*WEIGHTS], "Rows to run.")
     flags.DEFINE_string("output", "runs/accelerator.json", "JSON file for the findings.")
     flags.DEFINE_string("wmt", None, "The folder examples/wmt of a checkout of flax, to time instead of plain Flax.")

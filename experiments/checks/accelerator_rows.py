@@ -55,7 +55,7 @@ from jformer.training.state import create_state
 from jformer.training.step import make_train_step
 
 # Largest relative error of an update's gradients, by the arithmetic of products, against float32 on the machine's CPU.
-TOLERANCE = {"float32": 1e-4, "bfloat16 x 3": 1e-3, "tf32": 1e-2, "bfloat16": 0.1}
+TOLERANCE = {"float32": 1e-4, "bfloat16 x 3": 1e-3, "tf32": 3e-2, "bfloat16": 0.1}
 SMALL = {"model.num_layers": 2, "model.d_model": 128, "model.d_ff": 256, "model.num_heads": 4, "data.vocab_size": 500}
 SMALLEST = SMALL | {"model.num_layers": 1, "model.d_model": 32, "model.d_ff": 48}  # of --smoke
 NUMERICS = {  # name → preset, options
@@ -70,7 +70,7 @@ STEPS = {  # preset → options, rows, length of a side
     "gpt2": ({"data.vocab_size": 50_304}, 8, 1_024),
     "t5_base": ({"data.vocab_size": 32_128}, 16, 256),
 }
-OTHERWISE = {  # choices that the default makes by platform → the other one
+OTHERWISE: dict[str, dict[str, Any]] = {  # choices that the default makes by platform → the other one
     "own attention": {"model.execution.attention_kernel": "own"},
     "scanned layers": {"model.execution.unroll": 1},
 }
