@@ -17,10 +17,11 @@ from jformer.checkpoints.weights import adopt, load_parent, refuse_other_base
 from jformer.checkpoints.word_vectors import match
 from jformer.config.options import Config, TrainConfig
 from jformer.data.tokenizers import Tokenizer
+from jformer.errors import UserError
 from jformer.models import ModelConfig, init_params
 from jformer.models.lora import rounded
 from jformer.models.model import Model
-from jformer.parallel.sharding import abstract_like, device_bytes, state_shardings
+from jformer.parallel.sharding import abstract_like, device_bytes, parameter_names, state_shardings
 from jformer.training.machine import refuse_state
 from jformer.training.state import Progress, TrainState, as_items, from_items
 
@@ -74,7 +75,7 @@ def inherit(
 ) -> tuple[PyTree, list[str], str]:
     """Return the new parameters with those of train.init_from and of word vectors, notes, and the parent's digest.
 
-    Raises UserError if they do not fit the model.
+    Raises UserError if they do not fit the model, or are not finite.
     """
     notes, digest = list[str](), ""
     if config.train.init_from:
@@ -83,7 +84,20 @@ def inherit(
         params = rounded(config.model.lora, params)
         digest = parent.digest
     params, coverage = put_vectors(config.train, config.model, tokenizers, params)
+    if notes or coverage:
+        _refuse_not_finite(params, config.train)
     return params, notes + coverage, digest
+
+
+def _refuse_not_finite(params: PyTree, train: TrainConfig) -> None:
+    """Raise UserError for NaN or infinity; updates do not notice those that no gradient reaches."""
+    finite = jax.jit(functools.partial(jax.tree.map, lambda x: jnp.isfinite(x).all()))(params)
+    names = jax.tree.leaves(parameter_names(params))
+    for name, fine in zip(names, jax.tree.leaves(jax.device_get(finite)), strict=True):
+        if not fine:
+            keys = [key for key in ("init_from", "source_vectors", "target_vectors") if getattr(train, key)]
+            given = ", ".join(f"train.{key}={getattr(train, key)!r}" for key in keys)
+            raise UserError(f"{given}: {name} is not finite there: start from something else")
 
 
 def put_vectors(

@@ -1,6 +1,7 @@
-"""Word vectors become rows of the table that embeds tokens, of whatever size it is."""
+"""Word vectors become rows of the table that embeds tokens, of whatever size; what is inherited is finite."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from jformer.config import resolve
 from jformer.data.tokenizers import learn
 from jformer.errors import UserError
-from jformer.training.initial_state import put_vectors
+from jformer.parallel.mesh import make_mesh
+from jformer.training import initial_state
+from jformer.training.initial_state import inherit, put_vectors
 
 
 def test_vectors_have_the_size_of_a_recurrent_models_embedding(tmp_path):
@@ -23,3 +26,16 @@ def test_vectors_have_the_size_of_a_recurrent_models_embedding(tmp_path):
     wider = dataclasses.replace(config.model, recurrent=dataclasses.replace(config.model.recurrent, embedding_size=0))
     with pytest.raises(UserError, match=r"vectors of 3 numbers, the model's are of 8"):
         put_vectors(config.train, wider, (words, words), params)
+
+
+@pytest.mark.parametrize("value", [0.0, jnp.nan, jnp.inf])
+def test_inherited_parameters_are_finite(monkeypatch, value):
+    fresh = {"embedding": {"embedding": jnp.zeros((4, 3))}}
+    parent = SimpleNamespace(params={"embedding": {"embedding": jnp.full((4, 3), value)}}, digest="")
+    monkeypatch.setattr(initial_state, "load_parent", lambda *_: parent)
+    config = resolve({"train": {"init_from": "runs/parent"}})
+    if value == 0:
+        assert inherit(config, (None, None), make_mesh(1), fresh)[1] == ["init_from runs/parent: 1 parameter copied"]
+        return
+    with pytest.raises(UserError, match=r"train\.init_from='runs/parent': embedding/embedding is not finite there"):
+        inherit(config, (None, None), make_mesh(1), fresh)
