@@ -1,6 +1,5 @@
 """Deterministic operations of XLA on GPUs."""
 
-import functools
 import os
 import re
 
@@ -24,11 +23,7 @@ def choose_deterministic() -> None:
 
 def asks_deterministic() -> bool:
     """Return whether XLA_FLAGS ask for deterministic operations: `choose_deterministic` did, or the user."""
-    return _asks(os.environ.get("XLA_FLAGS", ""))
-
-
-@functools.cache
-def _asks(flags: str) -> bool:
+    flags = os.environ.get("XLA_FLAGS", "")
     found = re.findall(rf"--(?:{OPTION}|xla_gpu_exclude_nondeterministic_ops)(?:=(\S*))?", flags)
     return bool(found) and found[-1].lower() in ("", "true", "1")
 

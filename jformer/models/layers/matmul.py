@@ -121,14 +121,14 @@ def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array,
 
 
 def multiply_in_order(names: str, x: Array, y: Array) -> Array:
-    """Compute an einsum of two arrays as a product of the first by the second.
+    """Compute an einsum of two arrays as a product of the first by the second, which keeps the order of its sums.
 
     `jnp.einsum` may swap them. XLA:GPU then emits the scores of attention as [.. s t], sums them along the slow axis,
     and transposes weights and gradients with kernels that take a quarter of GPT-2's update (docs/performance.md).
     """
     (one, other), out = names.partition("->")[0].split(","), names.partition("->")[2]
     shared = [axis for axis in out if axis in one and axis in other]
-    summed = [axis for axis in (one if x.size > y.size else other) if axis not in out]  # the larger one stays as it is
+    summed = [axis for axis in other if axis not in out]
     left, right = ([axis for axis in out if axis not in each] for each in (other, one))
     x = x.transpose([one.index(axis) for axis in (*shared, *left, *summed)])
     y = y.transpose([other.index(axis) for axis in (*shared, *summed, *right)])
@@ -159,7 +159,7 @@ def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -
 
 def _values_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     weights, v = saved
-    if target().platform == "gpu":
+    if target().platform == "gpu":  # autodiff multiplies v by g, which XLA:GPU transposes
         return jnp.einsum("btgru,bsgu->bgrts", g, v), jnp.einsum("bgrts,btgru->bsgu", weights, g)
     return jax.vjp(_values, weights, v)[1](g)
 
