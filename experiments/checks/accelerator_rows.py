@@ -55,7 +55,7 @@ from jformer.training.state import create_state
 from jformer.training.step import make_train_step
 
 # Largest relative error of an update's gradients, by the arithmetic of products, against float32 on the machine's CPU.
-TOLERANCE = {"float32": 1e-4, "bfloat16 x 3": 1e-3, "tf32": 3e-2, "bfloat16": 0.1}
+TOLERANCE = {"float32": 1e-4, "bfloat16 x 3": 1e-3, "tf32": 2e-2, "bfloat16": 0.1}
 SMALL = {"model.num_layers": 2, "model.d_model": 128, "model.d_ff": 256, "model.num_heads": 4, "data.vocab_size": 500}
 SMALLEST = SMALL | {"model.num_layers": 1, "model.d_model": 32, "model.d_ff": 48}  # of --smoke
 NUMERICS = {  # name → preset, options
@@ -315,12 +315,10 @@ def chip_of(device: jax.Device) -> Chip | Gpu | None:
 
 def step(preset: str, small: bool) -> Iterator[Finding]:
     """Time the update of a preset, beside its forecast and beside Flax: examples/wmt or its own parts."""
-    device, (options, rows, length) = jax.devices()[0], STEPS[preset]
-    if small:
-        options, rows, length = {**SMALLEST, "model.max_length": 512}, 2, 32
+    device = jax.devices()[0]
     for dtype in ("bfloat16", "float32")[: 1 if small else None]:
-        config = configured(preset, {**options, "model.dtype": dtype})
-        shape = Shape(rows, 0 if config.model.family == "decoder" else length, length)
+        config, shape = timed_work(preset, small, {"model.dtype": dtype})
+        rows, _, length = shape
         update, seconds = timed_update(config, shape, device, small)
         work = work_of(*(np.full(rows, each) for each in shape[1:]))
         flops = update_flops(update.model, work)
@@ -336,11 +334,27 @@ def step(preset: str, small: bool) -> Iterator[Finding]:
         yield from beside_flax(update, seconds, small)
         for name, others in OTHERWISE.items() if dtype == "bfloat16" else ():
             del update  # its state is as large as the next one's
-            other = configured(preset, {**options, "model.dtype": dtype, **others})
+            other, _ = timed_work(preset, small, {"model.dtype": dtype, **others})
             update, took = timed_update(other, shape, device, small)
             figures = {"ms": 1e3 * took, "times_ours": took / seconds, **forecast(update, device)}
             text = f"{1e3 * took:,.1f} ms, {took / seconds:.2f} times the default"
             yield Finding(f"{dtype}, {name}", text, bool(np.isfinite(losses(update, 1))[0]), figures)
+
+
+def timed_work(preset: str, small: bool, options: Mapping[str, Any]) -> tuple[Config, Shape]:
+    """Return the config of an update of STEPS with some options, and the shape of its batch."""
+    sizes, rows, length = STEPS[preset]
+    if small:
+        sizes, rows, length = {**SMALLEST, "model.max_length": 512}, 2, 32
+    config = configured(preset, {**sizes, **options})
+    return config, Shape(rows, 0 if config.model.family == "decoder" else length, length)
+
+
+def save_batch(folder: str, batch: PyTree) -> str:
+    """Write a batch of one microbatch to a file for a peer, and return its path."""
+    path = f"{folder}/batch.npz"
+    np.savez(path, **{name: np.asarray(array[0]) for name, array in batch.items()})  # type: ignore[arg-type]
+    return path
 
 
 def timed_update(config: Config, shape: Shape, device: jax.Device, small: bool) -> tuple[Update, float]:
@@ -377,11 +391,8 @@ def beside_flax(update: Update, ours: float, small: bool) -> Iterator[Finding]:
     has_it = model.family == "encdec" and model.positions == "sinusoidal"
     wmt = flags.FLAGS.wmt if has_it else None
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/batch.npz"
-        arrays = {name: np.asarray(array[0]) for name, array in update.batch.items()}
-        np.savez(path, **arrays)  # type: ignore[arg-type]
-        fields = dataclasses.asdict(model)
-        run, facts = load({"model": fields, "batch": path, "packed": False, "warmup": 100, "flax_wmt": wmt})
+        told = {"model": dataclasses.asdict(model), "batch": save_batch(folder, update.batch)}
+        run, facts = load({**told, "packed": False, "warmup": 100, "flax_wmt": wmt})
     found = []
     seconds = timed(lambda: found.append(run()[1]), small)
     memory = facts["temp_bytes"] / 2**20
@@ -432,18 +443,13 @@ def pytorch(small: bool) -> Iterator[Finding]:
         return
     with tempfile.TemporaryDirectory() as folder:
         for preset, load in peer.STEPS.items():
-            options, rows, length = STEPS[preset]
-            if small:
-                options, rows, length = {**SMALLEST, "model.max_length": 512}, 2, 32
-            config = configured(preset, {**options, "model.dtype": "bfloat16"})
-            task = build_task(config)
+            config, shape = timed_work(preset, small, {"model.dtype": "bfloat16"})
+            task, (rows, _, length) = build_task(config), shape
             model, _ = sized_model(config, task, None)
-            shape = Shape(rows, 0 if model.family == "decoder" else length, length)
             batch = random_batch(model, task, shape, make_mesh(1, devices=jax.devices()[:1]))
-            arrays = {name: np.asarray(array[0]) for name, array in batch.items()}
-            np.savez(path := f"{folder}/batch.npz", **arrays)  # type: ignore[arg-type]
+            told = {"model": dataclasses.asdict(model), "batch": save_batch(folder, batch)}
             for compiled in (False, True)[: 1 if small else None]:
-                run = load({"model": dataclasses.asdict(model), "batch": path, "compiled": compiled})
+                run = load({**told, "compiled": compiled})
                 seconds = statistics.median(run()[0] for _ in range(4 if small else 12))
                 text = f"{1e3 * seconds:,.1f} ms, {rows * length / seconds:,.0f} tokens/s"
                 name = f"{preset}, {rows} x {length}" + (", compiled" if compiled else "")

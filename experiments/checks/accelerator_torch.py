@@ -53,7 +53,7 @@ def language_model(told: Told) -> Step:
         loss.backward()
         optimizer.step()
         found = loss.item()
-        wait()
+        steps_torch.wait(device())
         return time.perf_counter() - began, found
 
     return run
@@ -81,12 +81,6 @@ def searches(c: Told, rows: int, length: int, room: int) -> Iterator[tuple[int, 
             limits = {"min_new_tokens": room, "max_new_tokens": room}
             with torch.inference_mode():
                 model.generate(sources, num_beams=beam, do_sample=False, **limits)
-            wait()
+            steps_torch.wait(device())
 
         yield beam, search
-
-
-def wait() -> None:
-    """Wait for the device."""
-    if has_gpu():
-        torch.cuda.synchronize()

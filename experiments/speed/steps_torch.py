@@ -70,11 +70,16 @@ def load(told: Told) -> tuple[Step, Told]:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        wait(device.type)
         return time.perf_counter() - began, loss.item()
 
     return run, {"parameters": sum(p.numel() for p in model.parameters()), "versions": {"torch": torch.__version__}}
+
+
+def wait(device: str) -> None:
+    """Wait until a device has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def make_masks(batch: Arrays) -> Arrays:

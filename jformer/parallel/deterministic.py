@@ -6,6 +6,7 @@ import re
 from jformer.errors import UserError
 
 OPTION = "xla_gpu_deterministic_ops"  # slower; XLA raises for operations without a deterministic form
+ON = ("", "=true", "=1")  # what follows an option of XLA_FLAGS that is on
 
 
 def choose_deterministic() -> None:
@@ -15,7 +16,7 @@ def choose_deterministic() -> None:
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if given := re.search(rf"--{OPTION}(=\S*)?", flags):
-        if given[1] and given[1].lower() not in ("=true", "=1"):
+        if (given[1] or "").lower() not in ON:
             raise UserError(f"--deterministic, but XLA_FLAGS has {given[0]}: leave out one of them")
         return
     os.environ["XLA_FLAGS"] = f"{flags} --{OPTION}=true".strip()
@@ -24,8 +25,8 @@ def choose_deterministic() -> None:
 def asks_deterministic() -> bool:
     """Return whether XLA_FLAGS ask for deterministic operations: `choose_deterministic` did, or the user."""
     flags = os.environ.get("XLA_FLAGS", "")
-    found = re.findall(rf"--(?:{OPTION}|xla_gpu_exclude_nondeterministic_ops)(?:=(\S*))?", flags)
-    return bool(found) and found[-1].lower() in ("", "true", "1")
+    found = re.findall(rf"--(?:{OPTION}|xla_gpu_exclude_nondeterministic_ops)(=\S*)?", flags)
+    return bool(found) and found[-1].lower() in ON
 
 
 def deterministic_line() -> str:

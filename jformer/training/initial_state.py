@@ -22,6 +22,7 @@ from jformer.models import ModelConfig, init_params
 from jformer.models.lora import rounded
 from jformer.models.model import Model
 from jformer.parallel.sharding import abstract_like, device_bytes, parameter_names, state_shardings
+from jformer.training.finiteness import by_layer
 from jformer.training.machine import refuse_state
 from jformer.training.state import Progress, TrainState, as_items, from_items
 
@@ -91,10 +92,9 @@ def inherit(
 
 def _refuse_not_finite(params: PyTree, train: TrainConfig) -> None:
     """Raise UserError for NaN or infinity; updates do not notice those that no gradient reaches."""
-    finite = jax.jit(functools.partial(jax.tree.map, lambda x: jnp.isfinite(x).all()))(params)
-    names = jax.tree.leaves(parameter_names(params))
-    for name, fine in zip(names, jax.tree.leaves(jax.device_get(finite)), strict=True):
-        if not fine:
+    broken, names = jax.device_get(jax.jit(by_layer)(params)), parameter_names(params)
+    for name, flags in zip(jax.tree.leaves(names), jax.tree.leaves(broken), strict=True):
+        if flags.any():
             keys = [key for key in ("init_from", "source_vectors", "target_vectors") if getattr(train, key)]
             given = ", ".join(f"train.{key}={getattr(train, key)!r}" for key in keys)
             raise UserError(f"{given}: {name} is not finite there: start from something else")
