@@ -7,8 +7,11 @@ heads of a group, k size of a query and key, u size of a value. In a cache: m se
 e entries, q = n·t·r queries that attend to the keys of one sentence and group.
 """
 
+import functools
+
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.cache import KeyValue
@@ -87,10 +90,8 @@ class Attention(nn.Module):
             dropout_key: the key of the dropout of weights; None = no dropout.
         """
         c = self.config
-
-        def drop_weights(weights: Array, first: int | Int[Array, ""]) -> Array:
-            places = jnp.arange(c.num_heads)[own_heads(c.num_heads, c.kv_heads)], first + jnp.arange(weights.shape[2])
-            return dropout(weights, c.attention_dropout, dropout_key, self.site, places)
+        heads = jnp.arange(c.num_heads)[own_heads(c.num_heads, c.kv_heads)]
+        drop_weights = Partial(functools.partial(_drop, c.attention_dropout, self.site), dropout_key, heads)
 
         q, scale = self.queries(x, positions), c.query_scale
         if positions is not None and c.positions == "transformer_xl":
@@ -174,3 +175,9 @@ class Attention(nn.Module):
         weights = weights.reshape(m, g, n * t, r, -1)  # [m g q e] → [m g n·t r e]
         weights = weights.mean((1, 3))  # → [m n·t e]
         return self.o(values), weights.reshape(b, t, -1)
+
+
+def _drop(
+    rate: float, site: Site, key: DropoutKey | None, heads: Array, weights: Array, first: int | Int[Array, ""]
+) -> Array:
+    return dropout(weights, rate, key, site, (heads, first + jnp.arange(weights.shape[2])))

@@ -7,14 +7,15 @@ keys of one sentence and group.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax.tree_util import Partial
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.cache import KeyValue
-from jformer.models.layers.layer_scan import recomputed
-from jformer.models.layers.matmul import query_key_scores, rounded_softmax, weighted_values
+from jformer.models.layers.matmul import add_shared_bias, gradient_by_hand, query_key_scores, weighted_values
 from jformer.models.layers.visibility import Visibility
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import map_chunks
@@ -23,7 +24,8 @@ from jformer.parallel.chunks import map_chunks
 MAX_QUERIES_FOR_SUMS = 16
 
 DropWeights = Callable[[Array, int | Int[Array, ""]], Array]
-"""(weights [b h t s], the index of their first query) → weights after dropout."""
+"""(weights [b h t s], the index of their first query) → weights after dropout; a pytree of its arrays."""
+KEEP_ALL = Partial(lambda weights, first: weights)
 
 
 def attend(
@@ -32,7 +34,7 @@ def attend(
     mask: Bool[Array, " b #1 #t s"] | None,
     bias: Float[Array, "#b h t s"] | None = None,
     scale: float = 1.0,
-    drop_weights: DropWeights = lambda weights, first: weights,
+    drop_weights: DropWeights = KEEP_ALL,
     first: int | Int[Array, ""] = 0,
 ) -> tuple[Float[Array, "b t h u"], Float[Array, "b h t s"]]:
     """Attention: softmax(scale · q·k + bias)·v, and its weights before dropout (Vaswani et al. 2017, equation 1).
@@ -55,17 +57,70 @@ def attend(
     q = (q * scale).reshape(b, t, g, h // g, -1)  # [b t h k] → [b t g r k]
     scores = query_key_scores(q, kv["k"])  # [b g r t s], float32
     scores = scores.reshape(b, h, t, s)
-    scores = scores if bias is None else scores + bias
+    if bias is not None:
+        scores = add_shared_bias(scores, bias, q.dtype.name) if bias.shape[0] == 1 else scores + bias
     scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores) if q.dtype == jnp.float32 else rounded_softmax(scores, q.dtype.name)
+    return softmax_values(scores, kv["v"], drop_weights, first), _weights(scores, q.dtype)
 
-    @recomputed
-    def weighted(weights: Array, v: Array) -> Array:
-        kept = drop_weights(weights.astype(jnp.float32), first).astype(v.dtype)
-        kept = kept.reshape(b, g, h // g, t, s)  # [b h t s] → [b g r t s]
-        return weighted_values(kept, v)
 
-    return weighted(weights, kv["v"]).reshape(b, t, h, -1), weights
+def _weights(scores: Array, dtype: jax.typing.DTypeLike) -> Array:
+    return jax.nn.softmax(scores).astype(dtype)
+
+
+def _dropped(
+    weights: Array, drop_weights: DropWeights, first: int | Int[Array, ""]
+) -> tuple[Array, Callable[[Array], tuple[Array]]]:
+    """Return weights after dropout, and the function from their gradient to that of the weights."""
+    return jax.vjp(lambda weights: drop_weights(weights.astype(jnp.float32), first).astype(weights.dtype), weights)
+
+
+def _values(kept: Array, v: Array) -> Array:
+    b, h, t, s = kept.shape
+    return weighted_values(kept.reshape(b, v.shape[2], -1, t, s), v).reshape(b, t, h, -1)  # [b h t s] → [b g r t s]
+
+
+def _softmax_values_forward(
+    scores: Array, v: Array, drop_weights: DropWeights, first: int | Int[Array, ""]
+) -> tuple[Array, tuple[PyTree, ...]]:
+    weights, drop_weights = _apart((_weights(scores, v.dtype), drop_weights))
+    dropped = _dropped(weights, drop_weights, first)
+    values = _values(dropped[0], v)
+    cpu, gpu = target().platform == "cpu", target().platform == "gpu"
+    return values, (weights, v, drop_weights, first, dropped if cpu else None, values if gpu else None)
+
+
+def _softmax_values_backward(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array, None, None]:
+    weights, v, drop_weights, first, dropped, values = saved
+    if dropped is None:
+        same_weights, drop_weights = _apart((weights, drop_weights))
+        dropped = _dropped(same_weights, drop_weights, first)
+    kept, pull_back = dropped
+    d_kept, dv = jax.vjp(_values, kept, v)[1](g)
+    (dw,) = pull_back(d_kept)
+    w, dw = weights.astype(jnp.float32), dw.astype(jnp.float32)
+    if values is None:
+        mean = (w * dw).sum(-1, keepdims=True)
+    else:  # the same: Dao et al. 2022, appendix B.2
+        mean = jnp.einsum("bthu,bthu->bht", g, values, preferred_element_type=jnp.float32)[..., None]
+    return w * (dw - mean), dv, None, None
+
+
+@gradient_by_hand(_softmax_values_forward, _softmax_values_backward)
+def softmax_values(
+    scores: Float[Array, "b h t s"], v: Float[Array, "b s g u"], drop_weights: DropWeights, first: int | Int[Array, ""]
+) -> Float[Array, "b t h u"]:
+    """Sum values by the softmax of float32 scores, rounded to the dtype of values, after dropout.
+
+    For the gradient, only weights before dropout are kept, except on CPUs, where drawing masks again is slow. On GPUs
+    softmax, dropout, and the gradients of both become one kernel each: left to itself, XLA computes softmax twice,
+    writes the masks of all layers at the start, and takes the sums of gradients in a kernel of their own.
+    """
+    return _values(_dropped(_weights(scores, v.dtype), drop_weights, first)[0], v)
+
+
+def _apart(tree: PyTree) -> PyTree:
+    """Keep XLA:GPU from computing arrays anew in every kernel that reads them."""
+    return jax.lax.optimization_barrier(tree) if target().platform == "gpu" else tree
 
 
 def attend_in_chunks(

@@ -120,6 +120,30 @@ def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array,
     return y + bias.astype(y.dtype)
 
 
+def _bias_backward(dtype: str, _: None, g: Array) -> tuple[Array, Array]:
+    if target().platform != "gpu":
+        return g, g.sum(0, keepdims=True)
+    rounded = jax.lax.optimization_barrier(g.astype(dtype))
+    rounded, summed = jax.lax.optimization_barrier((rounded, rounded.astype(g.dtype).sum(0, keepdims=True)))
+    return rounded.astype(g.dtype), summed
+
+
+def _bias_forward(scores: Array, bias: Array, dtype: str) -> tuple[Array, None]:
+    return scores + (jax.lax.optimization_barrier(bias) if target().platform == "gpu" else bias), None
+
+
+@gradient_by_hand(_bias_forward, _bias_backward, static=(2,))
+def add_shared_bias(
+    scores: Float[Array, "b h t s"], bias: Float[Array, "1 h t s"], dtype: str
+) -> Float[Array, "b h t s"]:
+    """Add a bias that all rows share to float32 scores.
+
+    On GPUs their gradient is rounded to `dtype`, written, and summed at once: otherwise XLA sums over all layers at the
+    end of the backward pass, and keeps their weights until then.
+    """
+    return scores + bias
+
+
 def multiply_in_order(names: str, x: Array, y: Array) -> Array:
     """Compute an einsum of two arrays as a product of the first by the second, which keeps the order of its sums.
 
@@ -159,8 +183,8 @@ def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -
 
 def _values_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     weights, v = saved
-    if target().platform == "gpu":  # autodiff multiplies v by g, which XLA:GPU transposes
-        return jnp.einsum("btgru,bsgu->bgrts", g, v), jnp.einsum("bgrts,btgru->bsgu", weights, g)
+    if target().platform == "gpu":  # einsum would multiply v by g
+        return multiply_in_order("btgru,bsgu->bgrts", g, v), jnp.einsum("bgrts,btgru->bsgu", weights, g)
     return jax.vjp(_values, weights, v)[1](g)
 
 
@@ -173,21 +197,6 @@ def weighted_values(weights: Float[Array, "b g r t s"], v: Float[Array, "b s g u
 def _values(weights: Array, v: Array) -> Array:
     multiply = multiply_in_order if target().platform == "gpu" else jnp.einsum
     return multiply("bgrts,bsgu->btgru", weights, v)
-
-
-def _softmax_backward(dtype: str, weights: Array, g: Array) -> tuple[Array]:
-    w, g = weights.astype(jnp.float32), g.astype(jnp.float32)
-    return (w * (g - (w * g).sum(-1, keepdims=True)),)
-
-
-@gradient_by_hand(lambda scores, dtype: (_softmax(scores, dtype),) * 2, _softmax_backward, static=(1,))
-def rounded_softmax(scores: Float[Array, "*a s"], dtype: str) -> Float[Array, "*a s"]:
-    """Compute softmax in float32 and round it; for the gradient, only the rounded weights are kept."""
-    return _softmax(scores, dtype)
-
-
-def _softmax(scores: Array, dtype: str) -> Array:
-    return jax.nn.softmax(scores).astype(dtype)
 
 
 def _scores(q: Array, k: Array) -> Array:

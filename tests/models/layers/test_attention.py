@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
+from jax.tree_util import Partial
 
 from jformer.models import ModelConfig
 from jformer.models.layers.attention import Attention
 from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, attend_few_queries
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
-from jformer.models.layers.matmul import query_key_scores
+from jformer.models.layers.matmul import jax_gradients, query_key_scores
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
-from jformer.parallel.backend import compiling_for, target_of
+from jformer.parallel.backend import Target, compiling_for, target_of
 from jformer.tools.forecast.topology import compiler_options, open_topology
 from tests.conftest import only_on_cpus
 from tests.tools.forecast.test_topology import needs_cuda_compiler
@@ -115,25 +116,55 @@ def test_the_gradient_of_float32_scores_is_that_of_autodiff():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_the_gradient_written_by_hand_is_that_of_autodiff(platform):
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    q, k, v = (jax.random.normal(next(keys), (2, size, heads, 8)) for size, heads in ((5, 4), (7, 2), (7, 2)))
+    bias, mask = jax.random.normal(next(keys), (1, 4, 5, 7)), jax.random.bernoulli(next(keys), 0.7, (2, 1, 5, 7))
+
+    def gradients():
+        def total(q, k, v, bias):
+            values, _ = attend(q, {"k": k, "v": v}, mask, bias, 0.3, drop_a_tenth(2))
+            return jnp.sin(values).sum()
+
+        return jax.jit(jax.grad(total, (0, 1, 2, 3)))(q, k, v, bias)
+
+    with jax_gradients(True):
+        expected = gradients()
+    with compiling_for(Target(platform)):
+        found = gradients()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
+
+
+def drop_a_tenth(rows):
+    """Return the dropout of the weights of some rows."""
+    key = DropoutKey(jnp.uint32(7), jnp.arange(rows))
+    return Partial(lambda key, weights, _: dropout(weights, 0.1, key, Site.SELF_WEIGHTS), key)
+
+
 @needs_cuda_compiler
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_gpus_transpose_neither_scores_nor_weights(dtype):
+@pytest.mark.parametrize(("dtype", "arrays"), [("bfloat16", ["bf16"] * 6), ("float32", ["f32"] * 7)])
+def test_gpus_write_scores_weights_and_both_gradients_once_and_transpose_none(dtype, arrays):
     device = open_topology("h100").devices[0]
     place = SingleDeviceSharding(device)
     x = jax.ShapeDtypeStruct((2, 256, 4, 64), dtype, sharding=place)
+    bias = jax.ShapeDtypeStruct((1, 4, 256, 256), "float32", sharding=place)
 
-    def total(q, k, v):
-        key = DropoutKey(jnp.uint32(7), jnp.arange(2))
-        drop = functools.partial(dropout, rate=0.1, key=key, site=Site.SELF_WEIGHTS)
-        values, _ = attend(q, {"k": k, "v": v}, None, scale=0.125, drop_weights=lambda weights, _: drop(weights))
+    def total(q, k, v, bias):
+        values, _ = attend(q, {"k": k, "v": v}, None, bias, 0.125, drop_a_tenth(2))
         return jnp.sin(values.astype(jnp.float32)).sum()
 
     with compiling_for(target_of(device)):
-        lowered = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x)
+        lowered = jax.jit(jax.grad(total, (0, 1, 2, 3))).lower(x, x, x, bias)
     program = lowered.compile(compiler_options("gpu")).as_text()
     transposed = re.findall(r"\[([\d,]+)\]\S* transpose\(", program)
     assert transposed  # of queries, keys or values
     assert [shape for shape in transposed if shape.count("256") > 1] == []
+    made = re.findall(r"= (.*?) (?:fusion|custom-call)\(", program.partition("\nENTRY ")[2])
+    large = [kind for results in made for kind in re.findall(r"(\w+)\[(?:2,4|8),256,256\]", results)]
+    # In float32 the bias, which the product adds; scores; weights before and after dropout; the gradient of the latter;
+    # the same weights again, and the gradient of scores.
+    assert large == arrays
 
 
 @pytest.mark.slow
@@ -164,7 +195,8 @@ def test_dropout_of_weights_has_the_rate_and_keeps_their_mean():
 
     @jax.jit
     def attended(q, kv, mask):
-        return attend(q, kv, mask, drop_weights=lambda w, _: dropout(w, rate, key, Site.SELF_WEIGHTS))
+        drop = Partial(lambda key, weights, _: dropout(weights, rate, key, Site.SELF_WEIGHTS), key)
+        return attend(q, kv, mask, drop_weights=drop)
 
     kv = {"k": zeros, "v": identity}  # the output is the weights that were kept
     kept, weights = attended(zeros, kv, everything(2, size))
