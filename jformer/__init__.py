@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import threading
 from collections.abc import Mapping
-from os import PathLike
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jformer.errors import UserError
@@ -137,6 +137,8 @@ def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | Path
     from jformer.storage import run_path
     from jformer.trainer import train
 
+    if not fspath(workdir):
+        raise UserError("workdir='' names no directory")
     with contextlib.ExitStack() as heeding:
         if threading.current_thread() is threading.main_thread():  # only it can set signal handlers
             heeding.enter_context(processes.heed_signals("stopped"))

@@ -194,6 +194,11 @@ def test_what_it_is_given_wrong_is_one_line(run):
         jformer.load(run.parent / "nothing")
 
 
+def test_a_run_needs_a_directory():
+    with pytest.raises(jformer.UserError, match="workdir='' names no directory"):
+        jformer.train(small_run.get_config(), "")
+
+
 @pytest.mark.parametrize(
     "option",
     [

@@ -31,7 +31,7 @@ from jformer.config.options import (
 )
 from jformer.data.progress import counted
 from jformer.decoding.decode_config import DEFAULTS, SEARCHES_ALONE_READ, UTILITIES, DecodeConfig
-from jformer.errors import UserError, check_choice, check_least, check_range
+from jformer.errors import UserError, check_choice, check_least, check_range, refuse_unknown
 from jformer.models import ModelConfig
 from jformer.plugins import check_part, is_own
 from jformer.storage import in_bucket, run_path
@@ -258,6 +258,8 @@ def _check_task(config: Config) -> None:
     for key in ("augment", "image_size"):
         if getattr(data, key) and not model.reads_images:
             raise UserError(f"data.{key}={getattr(data, key)!r} is about images: task={config.task!r} reads texts here")
+    if not model.reads_images:
+        refuse_unknown("model.vision", model.vision, (), f"task={config.task!r}, which reads texts here,")
     _check_languages(config)
     _check_questions(config)
     _check_vectors(config)

@@ -235,6 +235,7 @@ RANGES = [
     ("model.vision.image_size", -1, "at least 1"),
     ("model.vision.patch_size", 0, "at least 1"),
     ("model.vision.channels", 0, "at least 1"),
+    ("model.vision.image_size", 32, "task='translate', which reads texts here, has no such option; use 224"),
     ("model.recurrent.embedding_size", -1, "must be 0"),
     ("model.recurrent.readout_size", -1, "must be 0"),
     *((f"data.max_{side}_length", 1, "at least 2") for side in ("source", "target")),
