@@ -142,6 +142,11 @@ def test_a_run_of_several_languages_is_scored_by_pair_and_answers_by_line_and_by
     alone = [predictor.score([Pair("ba da", "bu du", languages=pair)])[0] for pair in [*TRAINED, ("", "")]]
     assert alone[-1] == alone[0]  # the run's own pair
     assert len({scored.log_prob for scored in alone}) == 4 - (place == "source")  # into aa from both others is the same
+    lines = {language: (tmp_path / "text" / f"test.{language}").read_text().splitlines() for language in LINES}
+    for (a, b), perplexity in zip([*TRAINED, *UNTRAINED], each, strict=True):  # each test set in its own languages
+        pairs = [Pair(*texts, languages=(a, b)) for texts in zip(lines[a], lines[b], strict=True)]
+        found = np.concatenate([scored.token_log_probs for scored in predictor.score(pairs)])
+        np.testing.assert_allclose(np.exp(-found.mean()), perplexity, rtol=1e-3)
     assert main.main(["jformer", "--mode=verify", f"--workdir={run}"]) == 0
     capsys.readouterr()
     assert main.main([*arguments, f"--input={inputs}", "--config.decode.target_language=zz"]) == 2
