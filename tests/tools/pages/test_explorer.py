@@ -328,21 +328,24 @@ def test_what_is_no_number_is_never_written():
         explorer.explorer_page("x", [Shown(attended)])
 
 
-def test_lines_are_sources_or_sources_with_targets(tmp_path, monkeypatch, capsys):
-    asked = []
+@pytest.mark.parametrize("restores", [False, True])
+def test_lines_are_sources_or_sources_with_targets(restores, tmp_path, monkeypatch, capsys):
+    asked, in_context = [], []
     attend = lambda pairs: asked.extend(pairs) or [example().attended]  # noqa: E731
     run = SimpleNamespace(
         attend=attend,
-        task=SimpleNamespace(answer="text", restores=False),
+        task=SimpleNamespace(answer="text", restores=restores),
         pair_of=lambda line: (*line.split("\t"), None)[:2],
     )
     monkeypatch.setattr(explorer, "load", lambda workdir, config: run)
     monkeypatch.setattr(explorer, "show", lambda run, pairs, attended: [example()])
     monkeypatch.setattr(explorer, "position_tables", lambda run, length: [])
-    monkeypatch.setattr(explorer, "context_planes", lambda run, pairs: {})
+    monkeypatch.setattr(explorer, "context_planes", lambda run, pairs: in_context.extend(pairs) or {})
     (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfa b\r\nc\td e\r\n\r\n\xff\n")
     said = explorer.explore(None, Path("runs/x"), str(tmp_path / "in.txt"), str(tmp_path / "out.html"))
     assert asked == [("a b", None), ("c", "d e"), ("\ufffd", None)]
+    answered = example().attended  # what was restored is no target of the line
+    assert in_context == (asked if restores else [(answered.source, answered.target)])
     assert capsys.readouterr().err.startswith(f"{tmp_path}/in.txt:4: invalid UTF-8")
     assert said.startswith(f"{tmp_path}/out.html: 1 example, ")
     assert "Attention of x" in (tmp_path / "out.html").read_text(encoding="utf-8")
