@@ -143,8 +143,9 @@ def drop_a_tenth(rows):
 
 
 @needs_cuda_compiler
+@pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize(("dtype", "arrays"), [("bfloat16", ["bf16"] * 6), ("float32", ["f32"] * 7)])
-def test_gpus_write_scores_weights_and_both_gradients_once_and_transpose_none(dtype, arrays):
+def test_gpus_write_scores_weights_and_both_gradients_once_and_transpose_none(dtype, arrays, learned):
     device = open_topology("h100").devices[0]
     place = SingleDeviceSharding(device)
     x = jax.ShapeDtypeStruct((2, 256, 4, 64), dtype, sharding=place)
@@ -155,7 +156,7 @@ def test_gpus_write_scores_weights_and_both_gradients_once_and_transpose_none(dt
         return jnp.sin(values.astype(jnp.float32)).sum()
 
     with compiling_for(target_of(device)):
-        lowered = jax.jit(jax.grad(total, (0, 1, 2, 3))).lower(x, x, x, bias)
+        lowered = jax.jit(jax.grad(total, (0, 1, 2, 3)[: 3 + learned])).lower(x, x, x, bias)
     program = lowered.compile(compiler_options("gpu")).as_text()
     transposed = re.findall(r"\[([\d,]+)\]\S* transpose\(", program)
     assert transposed  # of queries, keys or values
@@ -165,6 +166,7 @@ def test_gpus_write_scores_weights_and_both_gradients_once_and_transpose_none(dt
     # In float32 the bias, which the product adds; scores; weights before and after dropout; the gradient of the latter;
     # the same weights again, and the gradient of scores.
     assert large == arrays
+    assert ("f32[4,256,256]" in " ".join(made)) == learned  # the sum of the bias's gradient
 
 
 @pytest.mark.slow
