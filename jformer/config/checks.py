@@ -255,10 +255,10 @@ def _check_task(config: Config) -> None:
         raise UserError(
             f"model.vision.source=True: the source of task={config.task!r} is a text, not an image; use False"
         )
-    for key in ("augment", "image_size"):
-        if getattr(data, key) and not model.reads_images:
-            raise UserError(f"data.{key}={getattr(data, key)!r} is about images: task={config.task!r} reads texts here")
     if not model.reads_images:
+        for key in ("augment", "image_size"):
+            if value := getattr(data, key):
+                raise UserError(f"data.{key}={value!r} is about images: task={config.task!r} reads texts here")
         refuse_unknown("model.vision", model.vision, (), f"task={config.task!r}, which reads texts here,")
     _check_languages(config)
     _check_questions(config)

@@ -15,7 +15,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.cache import KeyValue
-from jformer.models.layers.matmul import add_shared_bias, gradient_by_hand, query_key_scores, weighted_values
+from jformer.models.layers.matmul import add_shared_bias, apart, gradient_by_hand, query_key_scores, weighted_values
 from jformer.models.layers.visibility import Visibility
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import map_chunks
@@ -67,11 +67,8 @@ def _weights(scores: Array, dtype: jax.typing.DTypeLike) -> Array:
     return jax.nn.softmax(scores).astype(dtype)
 
 
-def _dropped(
-    weights: Array, drop_weights: DropWeights, first: int | Int[Array, ""]
-) -> tuple[Array, Callable[[Array], tuple[Array]]]:
-    """Return weights after dropout, and the function from their gradient to that of the weights."""
-    return jax.vjp(lambda weights: drop_weights(weights.astype(jnp.float32), first).astype(weights.dtype), weights)
+def _kept(weights: Array, drop_weights: DropWeights, first: int | Int[Array, ""]) -> Array:
+    return drop_weights(weights.astype(jnp.float32), first).astype(weights.dtype)
 
 
 def _values(kept: Array, v: Array) -> Array:
@@ -82,8 +79,8 @@ def _values(kept: Array, v: Array) -> Array:
 def _softmax_values_forward(
     scores: Array, v: Array, drop_weights: DropWeights, first: int | Int[Array, ""]
 ) -> tuple[Array, tuple[PyTree, ...]]:
-    weights, drop_weights = _apart((_weights(scores, v.dtype), drop_weights))
-    dropped = _dropped(weights, drop_weights, first)
+    weights, drop_weights = apart((_weights(scores, v.dtype), drop_weights))
+    dropped = jax.vjp(lambda weights: _kept(weights, drop_weights, first), weights)
     values = _values(dropped[0], v)
     cpu, gpu = target().platform == "cpu", target().platform == "gpu"
     return values, (weights, v, drop_weights, first, dropped if cpu else None, values if gpu else None)
@@ -92,8 +89,8 @@ def _softmax_values_forward(
 def _softmax_values_backward(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array, None, None]:
     weights, v, drop_weights, first, dropped, values = saved
     if dropped is None:
-        same_weights, drop_weights = _apart((weights, drop_weights))
-        dropped = _dropped(same_weights, drop_weights, first)
+        again, drop_weights = apart((weights, drop_weights))
+        dropped = jax.vjp(lambda weights: _kept(weights, drop_weights, first), again)
     kept, pull_back = dropped
     d_kept, dv = jax.vjp(_values, kept, v)[1](g)
     (dw,) = pull_back(d_kept)
@@ -115,12 +112,7 @@ def softmax_values(
     softmax, dropout, and the gradients of both become one kernel each: left to itself, XLA computes softmax twice,
     writes the masks of all layers at the start, and takes the sums of gradients in a kernel of their own.
     """
-    return _values(_dropped(_weights(scores, v.dtype), drop_weights, first)[0], v)
-
-
-def _apart(tree: PyTree) -> PyTree:
-    """Keep XLA:GPU from computing arrays anew in every kernel that reads them."""
-    return jax.lax.optimization_barrier(tree) if target().platform == "gpu" else tree
+    return _values(_kept(_weights(scores, v.dtype), drop_weights, first), v)
 
 
 def attend_in_chunks(

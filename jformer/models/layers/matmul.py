@@ -73,6 +73,11 @@ def materialized(x: Array) -> Array:
     return jax.lax.optimization_barrier(x) if target().platform == "cpu" else x
 
 
+def apart(tree: PyTree) -> PyTree:
+    """Keep XLA:GPU from computing arrays anew in every kernel that reads them."""
+    return jax.lax.optimization_barrier(tree) if target().platform == "gpu" else tree
+
+
 def _multiply(x: Array, w: Array, split: str | None, dtype: str | None) -> Array:
     kernel = _gathered(w.astype(x.dtype), split)
     return _output(jnp.matmul(_input(x, split), kernel, preferred_element_type=dtype), split)
@@ -123,16 +128,12 @@ def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array,
 def _bias_backward(dtype: str, _: None, g: Array) -> tuple[Array, Array]:
     if target().platform != "gpu":
         return g, g.sum(0, keepdims=True)
-    rounded = jax.lax.optimization_barrier(g.astype(dtype))
-    rounded, summed = jax.lax.optimization_barrier((rounded, rounded.astype(g.dtype).sum(0, keepdims=True)))
+    rounded = apart(g.astype(dtype))
+    rounded, summed = apart((rounded, rounded.astype(g.dtype).sum(0, keepdims=True)))
     return rounded.astype(g.dtype), summed
 
 
-def _bias_forward(scores: Array, bias: Array, dtype: str) -> tuple[Array, None]:
-    return scores + (jax.lax.optimization_barrier(bias) if target().platform == "gpu" else bias), None
-
-
-@gradient_by_hand(_bias_forward, _bias_backward, static=(2,))
+@gradient_by_hand(lambda scores, bias, dtype: (scores + apart(bias), None), _bias_backward, static=(2,))
 def add_shared_bias(
     scores: Float[Array, "b h t s"], bias: Float[Array, "1 h t s"], dtype: str
 ) -> Float[Array, "b h t s"]:

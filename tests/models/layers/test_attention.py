@@ -124,7 +124,7 @@ def test_the_gradient_written_by_hand_is_that_of_autodiff(platform):
 
     def gradients():
         def total(q, k, v, bias):
-            values, _ = attend(q, {"k": k, "v": v}, mask, bias, 0.3, drop_a_tenth(2))
+            values, _ = attend(q, {"k": k, "v": v}, mask, bias, 0.3, dropping(2, 0.1))
             return jnp.sin(values).sum()
 
         return jax.jit(jax.grad(total, (0, 1, 2, 3)))(q, k, v, bias)
@@ -136,10 +136,10 @@ def test_the_gradient_written_by_hand_is_that_of_autodiff(platform):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
 
 
-def drop_a_tenth(rows):
+def dropping(rows, rate):
     """Return the dropout of the weights of some rows."""
     key = DropoutKey(jnp.uint32(7), jnp.arange(rows))
-    return Partial(lambda key, weights, _: dropout(weights, 0.1, key, Site.SELF_WEIGHTS), key)
+    return Partial(lambda key, weights, _: dropout(weights, rate, key, Site.SELF_WEIGHTS), key)
 
 
 @needs_cuda_compiler
@@ -152,7 +152,7 @@ def test_gpus_write_scores_weights_and_both_gradients_once_and_transpose_none(dt
     bias = jax.ShapeDtypeStruct((1, 4, 256, 256), "float32", sharding=place)
 
     def total(q, k, v, bias):
-        values, _ = attend(q, {"k": k, "v": v}, None, bias, 0.125, drop_a_tenth(2))
+        values, _ = attend(q, {"k": k, "v": v}, None, bias, 0.125, dropping(2, 0.1))
         return jnp.sin(values.astype(jnp.float32)).sum()
 
     with compiling_for(target_of(device)):
@@ -193,12 +193,10 @@ def test_dropout_of_weights_has_the_rate_and_keeps_their_mean():
         np.zeros((2, size, 1, 1), np.float32),
         np.tile(np.eye(size, dtype=np.float32)[:, None], (2, 1, 1, 1)),
     )
-    key = DropoutKey(jnp.uint32(7), jnp.arange(2))
 
     @jax.jit
     def attended(q, kv, mask):
-        drop = Partial(lambda key, weights, _: dropout(weights, rate, key, Site.SELF_WEIGHTS), key)
-        return attend(q, kv, mask, drop_weights=drop)
+        return attend(q, kv, mask, drop_weights=dropping(2, rate))
 
     kv = {"k": zeros, "v": identity}  # the output is the weights that were kept
     kept, weights = attended(zeros, kv, everything(2, size))
