@@ -28,6 +28,7 @@ class KeyValue(TypedDict):
 
     k: Array
     v: Array
+    q: NotRequired[Array]  # [b s h k], the queries of the same positions, where one product gives all three
 
 
 class Memory(TypedDict, total=False):

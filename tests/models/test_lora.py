@@ -19,6 +19,7 @@ from jformer.models import ExecutionConfig, build_model, init_params
 from jformer.models.lora import merged
 from jformer.models.lora_config import LoraConfig, is_factor
 from jformer.models.recurrent_config import RecurrentConfig
+from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_names, put_batch, state_shardings
 from jformer.tasks.task import make_loss, token_loss
@@ -70,6 +71,15 @@ def test_adapters_begin_as_the_base_and_compute_what_their_merged_kernels_do(con
     np.testing.assert_array_equal(run(model, changed, batch), found)  # of a base in float32, rounded when it is read
     np.testing.assert_allclose(found / scale, run(base, merged(lora, changed), batch) / scale, atol=3e-6)
     assert np.abs(after - found).max() / scale > 1e-4
+
+
+def test_adapters_add_to_products_that_gpus_join(tiny):
+    model, params = tiny(family="decoder", lora=EVERYWHERE)
+    given = drawn(EVERYWHERE, params), make_batch([7, 5], [6, 4])
+    expected = jax.jit(lambda params, batch: model.apply({"params": params}, batch))(*given)
+    with compiling_for(Target("gpu")):
+        found = jax.jit(lambda params, batch: model.apply({"params": params}, batch))(*given)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def updated(model, params, mesh, microbatches=1, steps=3):

@@ -8,6 +8,8 @@ e entries, q = n·t·r queries that attend to the keys of one sentence and group
 """
 
 import functools
+import itertools
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import kernel_init
 from jformer.models.layers.kernels import Call, attend_cudnn, attend_splash, choose_kernel, known_length
 from jformer.models.layers.linear import Dense
+from jformer.models.layers.matmul import matmul
 from jformer.models.layers.positions import apply_rotary
 from jformer.models.layers.transformer_xl import Distances
 from jformer.models.layers.visibility import Visibility
@@ -56,16 +59,26 @@ class Attention(nn.Module):
         """Rotate queries or keys by their positions, where positions are rotary."""
         return x if positions is None or self.config.positions != "rotary" else apply_rotary(x, positions)
 
-    def queries(self, x: Float[Array, "b t d"], positions: Int[Array, "b t"] | None) -> Float[Array, "b t h k"]:
-        """Project queries; with positions, rotary ones are rotated."""
-        q = self.q(x).reshape(*x.shape[:-1], self.config.num_heads, -1)  # [b t h·k] → [b t h k]
+    def queries(
+        self,
+        x: Float[Array, "b t d"],
+        positions: Int[Array, "b t"] | None,
+        product: Float[Array, "b t _"] | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """Project queries; with positions, rotary ones are rotated. `product` is that of x, where it is known."""
+        q = self.q(x, product).reshape(*x.shape[:-1], self.config.num_heads, -1)  # [b t h·k] → [b t h k]
         return self.rotary(q, positions)
 
-    def project_kv(self, y: Float[Array, "b s d"], positions: Int[Array, "b s"] | None = None) -> KeyValue:
-        """Project keys and values; with positions, rotary keys are rotated."""
+    def project_kv(
+        self,
+        y: Float[Array, "b s d"],
+        positions: Int[Array, "b s"] | None = None,
+        products: Sequence[Float[Array, "b s _"] | None] = (None, None),
+    ) -> KeyValue:
+        """Project keys and values; with positions, rotary keys are rotated. `products` are those of y, where known."""
         heads = (*y.shape[:-1], self.config.kv_heads, -1)
-        k = self.k(y).reshape(heads)  # [b s g·k] → [b s g k]
-        v = self.v(y).reshape(heads)
+        k = self.k(y, products[0]).reshape(heads)  # [b s g·k] → [b s g k]
+        v = self.v(y, products[1]).reshape(heads)
         return {"k": self.rotary(k, positions), "v": v}
 
     def __call__(
@@ -83,7 +96,7 @@ class Attention(nn.Module):
 
         Args:
             x: the hidden states that queries are projected from.
-            kv: the keys and values that they attend to, from `project_kv`.
+            kv: the keys and values that they attend to, from `project_kv`, or `project_self` with x's queries.
             visible: which keys of whole rows each query may attend to.
             positions: of x, if it attends to itself; for rotary positions.
             bias: of positions [#b h t s] of whole rows and this device's heads, added to the scores.
@@ -93,7 +106,7 @@ class Attention(nn.Module):
         heads = jnp.arange(c.num_heads)[own_heads(c.num_heads, c.kv_heads)]
         drop_weights = Partial(functools.partial(_drop, c.attention_dropout, self.site), dropout_key, heads)
 
-        q, scale = self.queries(x, positions), c.query_scale
+        q, scale = kv["q"] if "q" in kv else self.queries(x, positions), c.query_scale
         if positions is not None and c.positions == "transformer_xl":
             q, bias = self.distance(q)  # its own bias: the stack makes those of other schemes
         q = positions_to_heads(q, c.kv_heads)
@@ -175,6 +188,23 @@ class Attention(nn.Module):
         weights = weights.reshape(m, g, n * t, r, -1)  # [m g q e] → [m g n·t r e]
         weights = weights.mean((1, 3))  # → [m n·t e]
         return self.o(values), weights.reshape(b, t, -1)
+
+
+def project_self(attention: Attention, x: Float[Array, "b t d"], positions: Int[Array, "b t"]) -> KeyValue:
+    """Project what self-attention needs, on GPUs in one product, so that its gradient is one product, too.
+
+    XLA joins the three forward, but not backward, where it writes and adds three gradients of x. A subclass may project
+    otherwise, and shares of a kernel over `tensor` are not side by side.
+    """
+    alone = target().platform != "gpu" or parts(TENSOR) > 1 or attention.is_initializing()
+    if alone or type(attention) is not Attention:
+        return attention.project_kv(x, positions)
+    kernels: list[Array] = [
+        each.get_variable("params", "kernel") for each in (attention.q, attention.k, attention.v)
+    ]
+    ends = list(itertools.accumulate(kernel.shape[1] for kernel in kernels))
+    q, *kv = jnp.split(matmul(x, jnp.concatenate(kernels, axis=1), COLUMN), ends[:-1], axis=-1)
+    return {"q": attention.queries(x, positions, q), **attention.project_kv(x, positions, kv)}
 
 
 def _drop(

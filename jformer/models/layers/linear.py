@@ -30,10 +30,10 @@ class Dense(nn.Module):
     dtype: str | None = None  # of the result; None = x's
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b f"]:
-        """Project the last axis; products are of x's dtype."""
+    def __call__(self, x: Float[Array, "*b d"], product: Float[Array, "*b f"] | None = None) -> Float[Array, "*b f"]:
+        """Project the last axis; products are of x's dtype. `product` is that of x, where it is known."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        y = matmul(x, kernel, self.split, self.dtype)
+        y = matmul(x, kernel, self.split, self.dtype) if product is None else product
         if self.use_bias:
             y = add_bias(y, self.param("bias", self.bias_init, (self.features,)))
         return y

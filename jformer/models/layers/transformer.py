@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jformer import plugins
 from jformer.errors import UserError
 from jformer.models.cache import Cache, KeyValue, NewTokens, write_entries
-from jformer.models.layers.attention import Attention
+from jformer.models.layers.attention import Attention, project_self
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.feed_forward import FeedForward
 from jformer.models.layers.initializers import deepnorm
@@ -106,7 +106,7 @@ class Block(nn.Module):
         key = dropout_key.at_layer(layer) if dropout_key else None
 
         y = self.before("self_attn", x)
-        kv = self.self_attn.project_kv(y, context.positions)
+        kv = project_self(self.self_attn, y, context.positions)
         y = self.self_attn(y, kv, context.own, context.positions, context.bias, key)
         x = self.after("self_attn", x, y, key)
         if memory is not None and context.cross is not None:

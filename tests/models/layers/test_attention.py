@@ -12,14 +12,14 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import Partial
 
 from jformer.models import ModelConfig
-from jformer.models.layers.attention import Attention
+from jformer.models.layers.attention import Attention, project_self
 from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, attend_few_queries
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import jax_gradients, query_key_scores
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
 from jformer.parallel.backend import Target, compiling_for, target_of
 from jformer.tools.forecast.topology import compiler_options, open_topology
-from tests.conftest import only_on_cpus
+from tests.conftest import equations, only_on_cpus
 from tests.tools.forecast.test_topology import needs_cuda_compiler
 
 
@@ -134,6 +134,39 @@ def test_the_gradient_written_by_hand_is_that_of_autodiff(platform):
     with compiling_for(Target(platform)):
         found = gradients()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
+
+
+class DoubledKeys(Attention):
+    """Attention that projects keys in its own way."""
+
+    def project_kv(self, y, positions=None):
+        kv = super().project_kv(y, positions)
+        return {**kv, "k": 2 * kv["k"]}
+
+
+def test_gpus_project_queries_keys_and_values_in_one_product_with_one_gradient():
+    config = ModelConfig(d_model=8, num_heads=4, num_kv_heads=2, d_k=4, d_v=3, positions="rotary")
+    x, positions = jax.random.normal(jax.random.key(0), (2, 5, 8)), jnp.tile(jnp.arange(5), (2, 1))
+    places = TokenPlaces(jnp.ones((2, 5), jnp.int32), positions)
+
+    def products(layer):
+        module = layer(config, Site.SELF_WEIGHTS)
+
+        def attend(module, x):
+            return module(x, project_self(module, x, positions), Visibility(places, places), positions)
+
+        def total(params, x):
+            return jnp.sin(nn.apply(attend, module)(params, x)).sum()
+
+        params = jax.tree.map(lambda leaf: leaf + 0.1, nn.init(attend, module)(jax.random.key(1), x))  # biases too
+        expected = jax.value_and_grad(total, (0, 1))(params, x)
+        with compiling_for(Target("gpu")):
+            found = jax.value_and_grad(total, (0, 1))(params, x)
+            program = jax.make_jaxpr(jax.grad(total, (0, 1)))(params, x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+        return [each.primitive.name for each in equations(program.jaxpr)].count("dot_general")
+
+    assert products(Attention) == products(DoubledKeys) - 6
 
 
 def dropping(rows, rate):
