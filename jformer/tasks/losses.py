@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jformer.data.spans import END, MAY_END, MAY_START, START
 from jformer.models.layers.linear import rounded_logits
-from jformer.models.layers.matmul import gradient_by_hand
+from jformer.models.layers.matmul import apart, gradient_by_hand
 from jformer.parallel.activations import parts
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import cut, even_size, join, map_chunks
@@ -305,9 +305,15 @@ def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tup
     chunks = [cut(x, 1, length) for x in arrays]
 
     def step(total: Any, chunk: Any) -> tuple[Any, Any]:
+        total, chunk = apart((total, chunk))  # in turn, to hold the logits of one
         summed, joined = visit(*chunk)
         return jax.tree.map(jnp.add, total, summed), joined
 
-    summed, _ = jax.eval_shape(visit, *(x[0] for x in chunks))
-    total, joined = lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summed), chunks)
+    if target().platform == "gpu":  # whose compiler takes nothing out of a loop: unrolled, visits share a rounded table
+        total, first = visit(*(x[0] for x in chunks))
+        total, joined = lax.scan(step, total, [x[1:] for x in chunks], unroll=8)
+        joined = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, joined)
+    else:
+        summed, _ = jax.eval_shape(visit, *(x[0] for x in chunks))
+        total, joined = lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summed), chunks)
     return total, jax.tree.map(lambda x: join(x, arrays[0].shape[1]), joined)
