@@ -309,11 +309,14 @@ def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tup
         summed, joined = visit(*chunk)
         return jax.tree.map(jnp.add, total, summed), joined
 
-    if target().platform == "gpu":  # whose compiler takes nothing out of a loop: unrolled, visits share a rounded table
-        total, first = visit(*(x[0] for x in chunks))
-        total, joined = lax.scan(step, total, [x[1:] for x in chunks], unroll=8)
-        joined = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, joined)
-    else:
-        summed, _ = jax.eval_shape(visit, *(x[0] for x in chunks))
+    first, others = [x[0] for x in chunks], [x[1:] for x in chunks]
+    if target().platform != "gpu":
+        summed, _ = jax.eval_shape(visit, *first)
         total, joined = lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summed), chunks)
+    else:  # whose compiler takes nothing out of a loop: unrolled, visits share a rounded table
+        total, joined = visit(*first)
+        joined = jax.tree.map(lambda x: x[None], joined)
+        if len(others[0]):
+            total, following = lax.scan(step, total, others, unroll=8)
+            joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), joined, following)
     return total, jax.tree.map(lambda x: join(x, arrays[0].shape[1]), joined)
