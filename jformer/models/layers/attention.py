@@ -199,9 +199,7 @@ def project_self(attention: Attention, x: Float[Array, "b t d"], positions: Int[
     alone = target().platform != "gpu" or parts(TENSOR) > 1 or attention.is_initializing()
     if alone or type(attention) is not Attention:
         return attention.project_kv(x, positions)
-    kernels: list[Array] = [
-        each.get_variable("params", "kernel") for each in (attention.q, attention.k, attention.v)
-    ]
+    kernels: list[Array] = [each.get_variable("params", "kernel") for each in (attention.q, attention.k, attention.v)]
     ends = list(itertools.accumulate(kernel.shape[1] for kernel in kernels))
     q, *kv = jnp.split(matmul(x, jnp.concatenate(kernels, axis=1), COLUMN), ends[:-1], axis=-1)
     return {"q": attention.queries(x, positions, q), **attention.project_kv(x, positions, kv)}

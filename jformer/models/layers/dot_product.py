@@ -11,11 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.cache import KeyValue
-from jformer.models.layers.matmul import add_shared_bias, apart, gradient_by_hand, query_key_scores, weighted_values
+from jformer.models.layers.matmul import apart, gradient_by_hand, query_key_scores, weighted_values
 from jformer.models.layers.visibility import Visibility
 from jformer.parallel.backend import target
 from jformer.parallel.chunks import map_chunks
@@ -57,10 +58,17 @@ def attend(
     q = (q * scale).reshape(b, t, g, h // g, -1)  # [b t h k] → [b t g r k]
     scores = query_key_scores(q, kv["k"])  # [b g r t s], float32
     scores = scores.reshape(b, h, t, s)
-    if bias is not None:
-        scores = add_shared_bias(scores, bias, q.dtype.name) if bias.shape[0] == 1 else scores + bias
-    scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    return softmax_values(scores, kv["v"], drop_weights, first), _weights(scores, q.dtype)
+    allowed = _allowed(scores, bias, mask)
+    if target().platform == "gpu":
+        values = softmax_values_gpu(scores, bias, mask, kv["v"], drop_weights, first)
+    else:
+        values = softmax_values(allowed, kv["v"], drop_weights, first)
+    return values, _weights(allowed, q.dtype)
+
+
+def _allowed(scores: Array, bias: Array | None, mask: Array | None) -> Array:
+    scores = scores if bias is None else scores + bias
+    return scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
 
 
 def _weights(scores: Array, dtype: jax.typing.DTypeLike) -> Array:
@@ -79,27 +87,21 @@ def _values(kept: Array, v: Array) -> Array:
 def _softmax_values_forward(
     scores: Array, v: Array, drop_weights: DropWeights, first: int | Int[Array, ""]
 ) -> tuple[Array, tuple[PyTree, ...]]:
-    weights, drop_weights = apart((_weights(scores, v.dtype), drop_weights))
+    weights = _weights(scores, v.dtype)
     dropped = jax.vjp(lambda weights: _kept(weights, drop_weights, first), weights)
-    values = _values(dropped[0], v)
-    cpu, gpu = target().platform == "cpu", target().platform == "gpu"
-    return values, (weights, v, drop_weights, first, dropped if cpu else None, values if gpu else None)
+    cpu = target().platform == "cpu"
+    return _values(dropped[0], v), (weights, v, drop_weights, first, dropped if cpu else None)
 
 
 def _softmax_values_backward(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array, None, None]:
-    weights, v, drop_weights, first, dropped, values = saved
+    weights, v, drop_weights, first, dropped = saved
     if dropped is None:
-        again, drop_weights = apart((weights, drop_weights))
-        dropped = jax.vjp(lambda weights: _kept(weights, drop_weights, first), again)
+        dropped = jax.vjp(lambda weights: _kept(weights, drop_weights, first), weights)
     kept, pull_back = dropped
     d_kept, dv = jax.vjp(_values, kept, v)[1](g)
     (dw,) = pull_back(d_kept)
     w, dw = weights.astype(jnp.float32), dw.astype(jnp.float32)
-    if values is None:
-        mean = (w * dw).sum(-1, keepdims=True)
-    else:  # the same: Dao et al. 2022, appendix B.2
-        mean = jnp.einsum("bthu,bthu->bht", g, values, preferred_element_type=jnp.float32)[..., None]
-    return w * (dw - mean), dv, None, None
+    return w * (dw - (w * dw).sum(-1, keepdims=True)), dv, None, None
 
 
 @gradient_by_hand(_softmax_values_forward, _softmax_values_backward)
@@ -108,11 +110,79 @@ def softmax_values(
 ) -> Float[Array, "b t h u"]:
     """Sum values by the softmax of float32 scores, rounded to the dtype of values, after dropout.
 
-    For the gradient, only weights before dropout are kept, except on CPUs, where drawing masks again is slow. On GPUs
-    softmax, dropout, and the gradients of both become one kernel each: left to itself, XLA computes softmax twice,
-    writes the masks of all layers at the start, and takes the sums of gradients in a kernel of their own.
+    For the gradient, only weights before dropout are kept, except on CPUs, where drawing masks again is slow.
     """
     return _values(_kept(_weights(scores, v.dtype), drop_weights, first), v)
+
+
+def _gpu_forward(
+    scores: Array,
+    bias: Array | None,
+    mask: Array | None,
+    v: Array,
+    drop_weights: DropWeights,
+    first: int | Int[Array, ""],
+) -> tuple[Array, tuple[PyTree, ...]]:
+    scores, bias, drop_weights = apart((scores.astype(v.dtype), bias, drop_weights))
+    sums = apart(_highest_and_sum(_allowed(scores.astype(jnp.float32), bias, mask)))
+    values = _values(drop_weights(_weights_again(scores, bias, mask, sums), first).astype(v.dtype), v)
+    return values, (scores, bias, mask, v, drop_weights, first, sums, values)
+
+
+def _gpu_backward(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array | None, None, Array, None, None]:
+    scores, bias, mask, v, drop_weights, first, sums, values = saved
+    scores, drop_weights = apart((scores, drop_weights))
+    weights = _weights_again(scores, bias, mask, sums)
+    kept, pull_back = jax.vjp(lambda weights: drop_weights(weights, first).astype(v.dtype), weights)
+    d_kept, dv = jax.vjp(_values, kept, v)[1](g)
+    (d_weights,) = pull_back(d_kept)
+    # The sum over keys of weights and their gradients: Dao et al. 2022, appendix B.2.
+    mean = jnp.einsum("bthu,bthu->bht", g, values, preferred_element_type=jnp.float32)[..., None]
+    d_scores = weights * (d_weights - mean)
+    d_scores = d_scores if mask is None else jnp.where(mask, d_scores, 0.0)
+    d_scores = apart(d_scores.astype(v.dtype))
+    d_bias = None
+    if bias is not None:
+        d_bias = d_scores.astype(bias.dtype)
+        if bias.shape[0] == 1:  # summed now: else XLA keeps the gradients of all layers, to sum them at the end
+            d_scores, d_bias = apart((d_scores, d_bias.sum(0, keepdims=True)))
+    return d_scores.astype(jnp.float32), d_bias, None, dv, None, None
+
+
+@gradient_by_hand(_gpu_forward, _gpu_backward)
+def softmax_values_gpu(
+    scores: Float[Array, "b h t s"],
+    bias: Float[Array, "#b h t s"] | None,
+    mask: Bool[Array, " b #1 #t s"] | None,
+    v: Float[Array, "b s g u"],
+    drop_weights: DropWeights,
+    first: int | Int[Array, ""],
+) -> Float[Array, "b t h u"]:
+    """Sum values by the softmax of scores + bias where the mask allows it, after dropout, for GPUs.
+
+    For the gradient, the scores are kept as they were multiplied, in the dtype of values, with the highest of each
+    query and its sum. A kernel finds these two, one makes weights and drops some, and one repeats that beside the
+    gradient. Left to itself, XLA computes softmax twice, writes the dropout of all layers at the start, and sums
+    gradients in a kernel of their own.
+    """
+    return _values(drop_weights(jax.nn.softmax(_allowed(scores, bias, mask)), first).astype(v.dtype), v)
+
+
+def _weights_again(scores: Array, bias: Array | None, mask: Array | None, sums: tuple[Array, Array]) -> Array:
+    highest, total = sums
+    return jnp.exp(_allowed(scores.astype(jnp.float32), bias, mask) - highest) / total
+
+
+def _highest_and_sum(scores: Float[Array, "b h t s"]) -> tuple[Float[Array, "b h t 1"], Float[Array, "b h t 1"]]:
+    """Return the highest score of each query, and the sum of exp(score - highest), in one pass."""
+
+    def join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+        lower, scale = a[0] < b[0], jnp.exp(-jnp.abs(a[0] - b[0]))
+        return jnp.maximum(a[0], b[0]), jnp.where(lower, a[1] * scale + b[1], a[1] + b[1] * scale)
+
+    start = jnp.finfo(scores.dtype).min, jnp.zeros((), scores.dtype)
+    highest, total = lax.reduce((scores, jnp.ones_like(scores)), start, join, (3,))
+    return highest[..., None], total[..., None]
 
 
 def attend_in_chunks(

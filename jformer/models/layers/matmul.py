@@ -125,26 +125,6 @@ def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array,
     return y + bias.astype(y.dtype)
 
 
-def _bias_backward(dtype: str, _: None, g: Array) -> tuple[Array, Array]:
-    if target().platform != "gpu":
-        return g, g.sum(0, keepdims=True)
-    rounded = apart(g.astype(dtype))
-    rounded, summed = apart((rounded, rounded.astype(g.dtype).sum(0, keepdims=True)))
-    return rounded.astype(g.dtype), summed
-
-
-@gradient_by_hand(lambda scores, bias, dtype: (scores + apart(bias), None), _bias_backward, static=(2,))
-def add_shared_bias(
-    scores: Float[Array, "b h t s"], bias: Float[Array, "1 h t s"], dtype: str
-) -> Float[Array, "b h t s"]:
-    """Add a bias that all rows share to float32 scores.
-
-    On GPUs their gradient is rounded to `dtype`, written, and summed at once: otherwise XLA sums over all layers at the
-    end of the backward pass, and keeps their weights until then.
-    """
-    return scores + bias
-
-
 def multiply_in_order(names: str, x: Array, y: Array) -> Array:
     """Compute an einsum of two arrays as a product of the first by the second, which keeps the order of its sums.
 

@@ -46,7 +46,7 @@ class Norm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros_init(), x.shape[-1:]) if self.use_bias else None
         if target().platform == "gpu":
             return normalize(x, scale, bias, self.kind)
-        return recomputed(lambda *arrays: _normalize(*arrays, self.kind))(x, scale, bias)
+        return recomputed(lambda x, scale, bias: _normalize(x, scale, bias, self.kind))(x, scale, bias)
 
 
 NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
@@ -69,7 +69,7 @@ def _forward(x: Array, scale: Array, bias: Array | None, kind: Kind) -> tuple[Ar
 def _backward(kind: Kind, saved: tuple[Array, Array, Array | None], g: Array) -> tuple[Array, Array, Array | None]:
     x, scale, bias = apart(saved)
     (dx,) = jax.vjp(lambda x: _normalize(x, scale, bias, kind), x)[1](g)
-    mean, squares = apart(_moments(x, kind.centred))
+    mean, squares = _moments(x, kind.centred)
     z, g = x.astype(jnp.float32), g.astype(jnp.float32)
     rows = tuple(range(x.ndim - 1))
     d_scale = (g * (z - mean) * lax.rsqrt(squares / x.shape[-1] + kind.epsilon)).sum(rows)
@@ -80,19 +80,19 @@ def _backward(kind: Kind, saved: tuple[Array, Array, Array | None], g: Array) ->
 def normalize(
     x: Float[Array, "*b d"], scale: Float[Array, " d"], bias: Float[Array, " d"] | None, kind: Kind
 ) -> Float[Array, "*b d"]:
-    """Normalize the last axis, for GPUs: keep only x for the gradients, and compute those of scale and bias in a kernel.
+    """Normalize the last axis, for GPUs: keep only x for the gradients; one kernel sums those of scale and bias.
 
-    XLA:GPU would write the normalized x in float32 to sum the scale's gradient. From mean and variance, which one more
-    kernel makes again, it is computed while it is summed.
+    To sum the scale's, XLA would write the normalized x times g in float32. Given the moments of x, which a kernel
+    finds again, it multiplies while it sums.
     """
     return _normalize(x, scale, bias, kind)
 
 
-def _moments(x: Float[Array, "*b d"], centred: bool) -> tuple[Float[Array, "*b 1"], Float[Array, "*b 1"]]:
+def _moments(x: Float[Array, "*b d"], centred: bool) -> tuple[Float[Array, "*b 1"] | float, Float[Array, "*b 1"]]:
     """Return means, or 0, and sums of squared differences from them, in one pass (Chan et al. 1983, section 2)."""
     z = x.astype(jnp.float32)
     if not centred:
-        return jnp.zeros_like(z[..., :1]), (z * z).sum(-1, keepdims=True)
+        return 0.0, apart((z * z).sum(-1, keepdims=True))
 
     def join(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
         n, difference = a[0] + b[0], b[1] - a[1]
@@ -101,4 +101,4 @@ def _moments(x: Float[Array, "*b d"], centred: bool) -> tuple[Float[Array, "*b 1
 
     each = jnp.ones_like(z), z, jnp.zeros_like(z)  # counts, means and sums
     _, mean, squares = lax.reduce(each, (jnp.float32(0),) * 3, join, (z.ndim - 1,))
-    return mean[..., None], squares[..., None]
+    return apart((mean[..., None], squares[..., None]))
