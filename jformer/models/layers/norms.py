@@ -58,7 +58,7 @@ NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
 def _normalize(x: Array, scale: Array, bias: Array | None, kind: Kind) -> Array:
     z = x.astype(jnp.float32)
     z = z - z.mean(-1, keepdims=True) if kind.centred else z
-    y = z * (lax.rsqrt((z * z).mean(-1, keepdims=True) + kind.epsilon) * scale)
+    y = z * (lax.rsqrt(jnp.square(z).mean(-1, keepdims=True) + kind.epsilon) * scale)
     return (y if bias is None else y + bias).astype(kind.dtype)
 
 
