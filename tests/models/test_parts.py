@@ -7,14 +7,18 @@ are refused or one of them would be read by nobody. The first rows hold every va
 import functools
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
+from jformer.models.layers.matmul import jax_gradients
 from jformer.models.model_config import CHOICES, RelativeConfig
 from jformer.models.vision_config import VisionConfig
+from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import TINY, run
 from tests.models.reference import GATED, PLAIN, forward, random_params
 from tests.slow import slow_but
@@ -169,6 +173,25 @@ def test_model_equals_the_reference(index):
             expected = forward(c, params, text)
             found = logits[i] if pooled else logits[i, segments[i] == n + 1]
             np.testing.assert_allclose(found, expected, atol=3e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "index", [pytest.param(i, marks=[pytest.mark.slow] * (i != 2)) for i in range(ENOUGH)], ids=name
+)
+def test_models_and_gradients_written_for_gpus_are_those_that_jax_derives(index):
+    c, texts = config(index), draw_examples()
+    model, rows = build_model(c), [[text] for text in texts]
+    params, batch = jax.tree.map(jnp.asarray, (random_params(model), batch_of(rows)))
+
+    def gradients():
+        return jax.jit(jax.grad(lambda params: jnp.sin(model.apply({"params": params}, batch)).sum()))(params)
+
+    with jax_gradients(True):
+        expected = gradients()
+    with compiling_for(Target("gpu")):
+        found = gradients()
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * largest), found, expected)
 
 
 @pytest.mark.parametrize("window", slow_but([0, 1], 1))

@@ -164,6 +164,11 @@ def softmax_values_gpu(
     query and its sum. A kernel finds these two, one makes weights and drops some, and one repeats that beside the
     gradient. Left to itself, XLA computes softmax twice, writes the dropout of all layers at the start, and sums
     gradients in a kernel of their own.
+
+    Args:
+        scores: float32, products of the dtype of v.
+        bias, mask, drop_weights, first: those of `attend`.
+        v: the values, of g heads.
     """
     return _values(drop_weights(jax.nn.softmax(_allowed(scores, bias, mask)), first).astype(v.dtype), v)
 
