@@ -57,8 +57,12 @@ NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
 
 def _normalize(x: Array, scale: Array, bias: Array | None, kind: Kind) -> Array:
     z = x.astype(jnp.float32)
-    z = z - z.mean(-1, keepdims=True) if kind.centred else z
-    y = z * (lax.rsqrt(jnp.square(z).mean(-1, keepdims=True) + kind.epsilon) * scale)
+    mean = z.mean(-1, keepdims=True) if kind.centred else 0.0
+    centred = z - mean
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    if target().platform == "cpu":  # slower, but rounds gradients as Flax does: earlier runs can be reproduced
+        centred = z - mean
+    y = centred * (lax.rsqrt(variance + kind.epsilon) * scale)
     return (y if bias is None else y + bias).astype(kind.dtype)
 
 
