@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.data.spans import END, MAY_END, MAY_START, START
+from jformer.models.layers.dot_product import join_exponentials
 from jformer.models.layers.linear import rounded_logits
 from jformer.models.layers.matmul import apart, gradient_by_hand
 from jformer.parallel.activations import parts
@@ -271,21 +272,18 @@ def reduce_in_passes(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) 
 
 
 def reduce_in_one_pass(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) -> Reduced:
-    """Reduce the logits while reading them once, where XLA reads them two to four times (Milakov and Gimelshein 2018).
-
-    Section 3 there combines sums of exp(z - highest): of two parts, the sum with the lower highest is scaled down.
-    """
+    """Reduce the logits while reading them once, where XLA reads them two to four times."""
     v = z.shape[-1]
 
     def combine(left: Sequence[Array], right: Sequence[Array]) -> Reduced:
         a, b = Reduced(*left), Reduced(*right)
-        scale = jnp.exp(-jnp.abs(a.highest - b.highest))
+        highest, partition = join_exponentials(a.highest, a.partition, b.highest, b.partition)
         lower, higher = a.highest < b.highest, a.highest > b.highest
         tied = jnp.where(a.highest == b.highest, jnp.minimum(a.predicted, b.predicted), v)
         return Reduced(
-            highest=jnp.maximum(a.highest, b.highest),
+            highest=highest,
             predicted=jnp.where(higher, a.predicted, jnp.where(lower, b.predicted, tied)),
-            partition=jnp.where(lower, a.partition * scale + b.partition, a.partition + b.partition * scale),
+            partition=partition,
             target_logit=a.target_logit + b.target_logit,
             total=a.total + b.total,
         )
@@ -309,14 +307,14 @@ def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tup
         summed, joined = visit(*chunk)
         return jax.tree.map(jnp.add, total, summed), joined
 
-    first, others = [x[0] for x in chunks], [x[1:] for x in chunks]
+    first = [x[0] for x in chunks]
     if target().platform != "gpu":
         summed, _ = jax.eval_shape(visit, *first)
         total, joined = lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summed), chunks)
     else:  # whose compiler takes nothing out of a loop: unrolled, visits share a rounded table
         total, joined = visit(*first)
         joined = jax.tree.map(lambda x: x[None], joined)
-        if len(others[0]):
-            total, following = lax.scan(step, total, others, unroll=8)
+        if len(chunks[0]) > 1:
+            total, following = lax.scan(step, total, [x[1:] for x in chunks], unroll=8)
             joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), joined, following)
     return total, jax.tree.map(lambda x: join(x, arrays[0].shape[1]), joined)

@@ -6,16 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
 
 from jformer.models.layers.linear import Embedding
 from jformer.models.layers.matmul import jax_gradients, matmul
-from jformer.parallel.backend import Target, compiling_for, target_of
+from jformer.parallel.backend import Target, compiling_for
 from jformer.tasks import losses
-from jformer.tools.forecast.topology import compiler_options, open_topology
 from tests.conftest import equations, only_on_cpus
 from tests.slow import slow_but
-from tests.tools.forecast.test_topology import needs_cuda_compiler
+from tests.tools.forecast.test_topology import compiled_for_h100, needs_cuda_compiler, written
 
 V = 37
 RNG = np.random.default_rng(0)
@@ -320,17 +318,12 @@ def test_a_large_vocabulary_takes_a_third_of_the_memory():
 @needs_cuda_compiler
 def test_chunks_on_gpus_share_a_rounded_table(monkeypatch):
     monkeypatch.setitem(losses.CHUNK, "gpu", 2**20)  # 8 chunks of 32 positions
-    device = open_topology("h100").devices[0]
     shapes = ((4, 256, 64), "bfloat16"), ((5120, 64), "float32"), ((4, 256), "int32"), ((4, 256), "float32")
-    arrays = [jax.ShapeDtypeStruct(*each, sharding=SingleDeviceSharding(device)) for each in shapes]
 
     def total(hidden, table, ids, weights):
         return losses.chunked_cross_entropy(hidden, lambda h: matmul(h, table.T), ids, weights)["loss"].total
 
-    with compiling_for(target_of(device)):
-        lowered = jax.jit(jax.grad(total, (0, 1))).lower(*arrays)
-    entry = lowered.compile(compiler_options("gpu")).as_text().partition("\nENTRY ")[2]
-    made = " ".join(re.findall(r"= (.*?) (?:fusion|custom-call)\(", entry))
+    made = written(compiled_for_h100(jax.grad(total, (0, 1)), *(jax.ShapeDtypeStruct(*each) for each in shapes)))
     logits = re.findall(r"bf16\[(?:128|4,32),5120\]", made)  # and their gradients
     assert (len(logits), len(re.findall(r"bf16\[(?:5120,64|64,5120)\]", made))) == (2 * 8, 1)
 

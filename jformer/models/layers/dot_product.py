@@ -75,8 +75,8 @@ def _weights(scores: Array, dtype: jax.typing.DTypeLike) -> Array:
     return jax.nn.softmax(scores).astype(dtype)
 
 
-def _kept(weights: Array, drop_weights: DropWeights, first: int | Int[Array, ""]) -> Array:
-    return drop_weights(weights.astype(jnp.float32), first).astype(weights.dtype)
+def _kept(weights: Array, dtype: jax.typing.DTypeLike, drop_weights: DropWeights, first: int | Int[Array, ""]) -> Array:
+    return drop_weights(weights.astype(jnp.float32), first).astype(dtype)
 
 
 def _values(kept: Array, v: Array) -> Array:
@@ -88,7 +88,7 @@ def _softmax_values_forward(
     scores: Array, v: Array, drop_weights: DropWeights, first: int | Int[Array, ""]
 ) -> tuple[Array, tuple[PyTree, ...]]:
     weights = _weights(scores, v.dtype)
-    dropped = jax.vjp(lambda weights: _kept(weights, drop_weights, first), weights)
+    dropped = jax.vjp(lambda weights: _kept(weights, v.dtype, drop_weights, first), weights)
     cpu = target().platform == "cpu"
     return _values(dropped[0], v), (weights, v, drop_weights, first, dropped if cpu else None)
 
@@ -96,7 +96,7 @@ def _softmax_values_forward(
 def _softmax_values_backward(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array, None, None]:
     weights, v, drop_weights, first, dropped = saved
     if dropped is None:
-        dropped = jax.vjp(lambda weights: _kept(weights, drop_weights, first), weights)
+        dropped = jax.vjp(lambda weights: _kept(weights, v.dtype, drop_weights, first), weights)
     kept, pull_back = dropped
     d_kept, dv = jax.vjp(_values, kept, v)[1](g)
     (dw,) = pull_back(d_kept)
@@ -112,7 +112,7 @@ def softmax_values(
 
     For the gradient, only weights before dropout are kept, except on CPUs, where drawing masks again is slow.
     """
-    return _values(_kept(_weights(scores, v.dtype), drop_weights, first), v)
+    return _values(_kept(_weights(scores, v.dtype), v.dtype, drop_weights, first), v)
 
 
 def _gpu_forward(
@@ -125,7 +125,7 @@ def _gpu_forward(
 ) -> tuple[Array, tuple[PyTree, ...]]:
     scores, bias, drop_weights = apart((scores.astype(v.dtype), bias, drop_weights))
     sums = apart(_highest_and_sum(_allowed(scores.astype(jnp.float32), bias, mask)))
-    values = _values(drop_weights(_weights_again(scores, bias, mask, sums), first).astype(v.dtype), v)
+    values = _values(_kept(_weights_again(scores, bias, mask, sums), v.dtype, drop_weights, first), v)
     return values, (scores, bias, mask, v, drop_weights, first, sums, values)
 
 
@@ -133,7 +133,7 @@ def _gpu_backward(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array | None
     scores, bias, mask, v, drop_weights, first, sums, values = saved
     scores, drop_weights = apart((scores, drop_weights))
     weights = _weights_again(scores, bias, mask, sums)
-    kept, pull_back = jax.vjp(lambda weights: drop_weights(weights, first).astype(v.dtype), weights)
+    kept, pull_back = jax.vjp(lambda weights: _kept(weights, v.dtype, drop_weights, first), weights)
     d_kept, dv = jax.vjp(_values, kept, v)[1](g)
     (d_weights,) = pull_back(d_kept)
     # The sum over keys of weights and their gradients: Dao et al. 2022, appendix B.2.
@@ -170,7 +170,7 @@ def softmax_values_gpu(
         bias, mask, drop_weights, first: those of `attend`.
         v: the values, of g heads.
     """
-    return _values(drop_weights(jax.nn.softmax(_allowed(scores, bias, mask)), first).astype(v.dtype), v)
+    return _values(_kept(jax.nn.softmax(_allowed(scores, bias, mask)), v.dtype, drop_weights, first), v)
 
 
 def _weights_again(scores: Array, bias: Array | None, mask: Array | None, sums: tuple[Array, Array]) -> Array:
@@ -180,14 +180,19 @@ def _weights_again(scores: Array, bias: Array | None, mask: Array | None, sums: 
 
 def _highest_and_sum(scores: Float[Array, "b h t s"]) -> tuple[Float[Array, "b h t 1"], Float[Array, "b h t 1"]]:
     """Return the highest score of each query, and the sum of exp(score - highest), in one pass."""
-
-    def join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-        lower, scale = a[0] < b[0], jnp.exp(-jnp.abs(a[0] - b[0]))
-        return jnp.maximum(a[0], b[0]), jnp.where(lower, a[1] * scale + b[1], a[1] + b[1] * scale)
-
     start = jnp.finfo(scores.dtype).min, jnp.zeros((), scores.dtype)
-    highest, total = lax.reduce((scores, jnp.ones_like(scores)), start, join, (3,))
+    highest, total = lax.reduce((scores, jnp.ones_like(scores)), start, lambda a, b: join_exponentials(*a, *b), (3,))
     return highest[..., None], total[..., None]
+
+
+def join_exponentials(highest: Array, total: Array, other_highest: Array, other_total: Array) -> tuple[Array, Array]:
+    """Return the highest of two parts, and their joint sum of exp(x - highest).
+
+    The sum of the part with the lower highest is scaled down (Milakov and Gimelshein 2018, section 3).
+    """
+    scale = jnp.exp(-jnp.abs(highest - other_highest))
+    joint = jnp.where(highest < other_highest, total * scale + other_total, total + other_total * scale)
+    return jnp.maximum(highest, other_highest), joint
 
 
 def attend_in_chunks(

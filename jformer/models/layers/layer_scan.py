@@ -18,7 +18,7 @@ REMAT: dict[str, Callable[..., bool] | None] = {  # what a block saves for the b
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
     "full": jax.checkpoint_policies.nothing_saveable,  # its input
 }
-MOST_ON_GPUS = 24  # layers of a stack unrolled by default; more take minutes to compile
+MOST_UNROLLED = {"gpu": 24, "tpu": 6}  # layers of a stack by default; more take minutes to compile
 FINITE = "finite"  # the collection in which blocks report outputs that are not finite
 
 
@@ -65,10 +65,11 @@ def recomputed(function: F) -> F:
 def _written_out(config: ModelConfig, layers: int) -> int:
     """Return how many layers to unroll if the config leaves it open.
 
-    Loops copy a layer's residuals into and out of arrays of all layers, which on GPUs is half of all kernels. But
-    unrolled rematerialised layers take more memory on GPUs, and on TPUs a loop moves 7 % more data, but compiles in
-    less than half the time (docs/performance.md).
+    Loops copy a layer's residuals into and out of arrays of all layers, which on GPUs is half of all kernels. On TPUs
+    they first fill those arrays with zeros if an encoder and a decoder have arrays of the same shape. But unrolled
+    layers compile more slowly, and if rematerialised, take more memory (docs/performance.md).
     """
-    if target().platform == "gpu":
-        return layers if layers <= MOST_ON_GPUS and config.execution.remat == "none" else 1
-    return layers if target().platform == "cpu" else 1
+    platform = target().platform
+    if platform == "cpu":
+        return layers
+    return layers if layers <= MOST_UNROLLED.get(platform, 0) and config.execution.remat == "none" else 1

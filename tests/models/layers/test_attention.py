@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
 from jax.tree_util import Partial
 
 from jformer.models import ModelConfig
@@ -17,10 +16,9 @@ from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, atte
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.matmul import jax_gradients, query_key_scores
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
-from jformer.parallel.backend import Target, compiling_for, target_of
-from jformer.tools.forecast.topology import compiler_options, open_topology
+from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import equations, only_on_cpus
-from tests.tools.forecast.test_topology import needs_cuda_compiler
+from tests.tools.forecast.test_topology import compiled_for_h100, needs_cuda_compiler, written
 
 
 def everything(rows, keys):
@@ -180,26 +178,21 @@ def dropping(rows, rate):
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize(("dtype", "stored"), [("bfloat16", "bf16"), ("float32", "f32")])
 def test_gpus_write_scores_kept_weights_and_gradients_once_and_transpose_none(dtype, stored, learned):
-    device = open_topology("h100").devices[0]
-    place = SingleDeviceSharding(device)
-    x = jax.ShapeDtypeStruct((2, 256, 4, 64), dtype, sharding=place)
-    bias = jax.ShapeDtypeStruct((1, 4, 256, 256), "float32", sharding=place)
+    x, bias = jax.ShapeDtypeStruct((2, 256, 4, 64), dtype), jax.ShapeDtypeStruct((1, 4, 256, 256), "float32")
 
     def total(q, k, v, bias):
         values, _ = attend(q, {"k": k, "v": v}, None, bias, 0.125, dropping(2, 0.1))
         return jnp.sin(values.astype(jnp.float32)).sum()
 
-    with compiling_for(target_of(device)):
-        lowered = jax.jit(jax.grad(total, (0, 1, 2, 3)[: 3 + learned])).lower(x, x, x, bias)
-    program = lowered.compile(compiler_options("gpu")).as_text()
+    program = compiled_for_h100(jax.grad(total, (0, 1, 2, 3)[: 3 + learned]), x, x, x, bias)
     transposed = re.findall(r"\[([\d,]+)\]\S* transpose\(", program)
     assert transposed  # of queries, keys or values
     assert [shape for shape in transposed if shape.count("256") > 1] == []
-    made = re.findall(r"= (.*?) (?:fusion|custom-call)\(", program.partition("\nENTRY ")[2])
-    large = [kind for results in made for kind in re.findall(r"(\w+)\[(?:2,4|8),256,256\]", results)]
+    made = written(program)
+    large = re.findall(r"(\w+)\[(?:2,4|8),256,256\]", made)
     # Scores; weights after dropout; their gradient; the same weights again, and the gradient of scores.
     assert large == 5 * [stored]
-    assert ("f32[4,256,256]" in " ".join(made)) == learned  # the sum of the bias's gradient
+    assert ("f32[4,256,256]" in made) == learned  # the sum of the bias's gradient
 
 
 @pytest.mark.slow

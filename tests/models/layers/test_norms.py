@@ -7,13 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
 
 from jformer.models import ModelConfig
 from jformer.models.layers.norms import make_norm
-from jformer.parallel.backend import Target, compiling_for, target_of
-from jformer.tools.forecast.topology import compiler_options, open_topology
-from tests.tools.forecast.test_topology import needs_cuda_compiler
+from jformer.parallel.backend import Target, compiling_for
+from tests.tools.forecast.test_topology import compiled_for_h100, needs_cuda_compiler, written
 
 KINDS = pytest.mark.parametrize(("kind", "bias"), [("layernorm", True), ("layernorm", False), ("rmsnorm", True)])
 
@@ -49,13 +47,8 @@ def test_norms_and_their_gradients_are_those_of_flax(kind, bias, platform):
 @needs_cuda_compiler
 @KINDS
 def test_gradients_on_gpus_write_one_array_that_of_the_input(kind, bias):
-    device = open_topology("h100").devices[0]
     ours, _ = norms(kind, bias, "bfloat16")
-    x = jax.ShapeDtypeStruct((8, 1024, 768), "bfloat16", sharding=SingleDeviceSharding(device))
+    x = jax.ShapeDtypeStruct((8, 1024, 768), "bfloat16")
     params = jax.eval_shape(ours.init, jax.random.key(0), x)
-    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=x.sharding), params)
-    with compiling_for(target_of(device)):
-        lowered = jax.jit(lambda params, x, g: jax.vjp(ours.apply, params, x)[1](g)).lower(params, x, x)
-    entry = lowered.compile(compiler_options("gpu")).as_text().partition("\nENTRY ")[2]
-    made = re.findall(r"= (.*?) (?:fusion|custom-call)\(", entry)
-    assert [dtype for results in made for dtype in re.findall(r"(\w+)\[(?:8,1024|8192),768\]", results)] == ["bf16"]
+    made = written(compiled_for_h100(lambda params, x, g: jax.vjp(ours.apply, params, x)[1](g), params, x, x))
+    assert re.findall(r"(\w+)\[(?:8,1024|8192),768\]", made) == ["bf16"]

@@ -1,18 +1,46 @@
 import os
+import re
 from importlib.util import find_spec
 
+import jax
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from jformer.errors import UserError
 from jformer.main import main
+from jformer.parallel.backend import compiling_for, target_of
 from jformer.tools.forecast import topology
-from jformer.tools.forecast.topology import CHIPS, CUDA_PACKAGES, GIB, GPUS, most_even, open_topology, read_name
+from jformer.tools.forecast.topology import (
+    CHIPS,
+    CUDA_PACKAGES,
+    GIB,
+    GPUS,
+    compiler_options,
+    most_even,
+    open_topology,
+    read_name,
+)
 
 needs_libtpu = pytest.mark.skipif(not find_spec("libtpu"), reason='no libtpu here: pip install -e ".[tpu-aot]"')
 
 needs_cuda_compiler = pytest.mark.skipif(
     not any(map(find_spec, CUDA_PACKAGES)), reason='no compiler for GPUs here: pip install -e ".[gpu-aot]"'
 )
+
+
+def compiled_for_h100(function, *shapes):
+    """Return the program of a function of arrays for an H100; `shapes` are trees of arrays, or of their shapes."""
+    device = open_topology("h100").devices[0]
+    place = SingleDeviceSharding(device)
+    arrays = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
+    with compiling_for(target_of(device)):
+        lowered = jax.jit(function).lower(*arrays)
+    return lowered.compile(compiler_options("gpu")).as_text()
+
+
+def written(program):
+    """Return the types and shapes that the kernels of a program write, as text."""
+    return " ".join(re.findall(r"= (.*?) (?:fusion|custom-call)\(", program.partition("\nENTRY ")[2]))
 
 
 @pytest.mark.parametrize(
