@@ -11,6 +11,7 @@ from jformer.tools.forecast.cost_analysis import kernel_of
 from jformer.tools.forecast.hlo import Computation, Instruction, Program, fusion_callers, runs
 
 PASS = "jvp"  # in the names of what autodiff makes in both passes
+LOOP = "/while/body/"  # in the names of what is in a loop
 ASYNC = "async-collective-start"  # name of the fusion that starts a collective which XLA:TPU spreads over later ones
 
 
@@ -44,11 +45,12 @@ def overlap(program: Program) -> Overlap:
     return Overlap(found["hidden"], found["bare"], found["blocking"])
 
 
-def gathered_twice(program: Program, mesh: Mapping[str, int]) -> list[str]:
+def gathered_twice(program: Program, mesh: Mapping[str, int], layers: int) -> list[str]:
     """Return the parameters that one computation gathers more than once over `fsdp` in one pass.
 
-    Sharded parameters need one gather per pass; the first of a loop may come before it. Gathers written as permutes
-    around a product are not counted.
+    Sharded parameters need one gather per pass; the first of a loop may come before it. Unrolled layers share the names
+    of their parameters, so each of the `layers` of a stack may gather one of a name. Gathers written as permutes around
+    a product are not counted.
     """
     callers = fusion_callers(program)
     found: Counter[tuple[str, str]] = Counter()
@@ -58,7 +60,7 @@ def gathered_twice(program: Program, mesh: Mapping[str, int]) -> list[str]:
         made_for = re.search(r'op_name="([^"]*)"', each.attributes)
         if kind == "all-gather" and made_for and PASS in made_for[1] and FSDP in groups_of(each, mesh)[0]:
             found[name, made_for[1]] += 1
-    return sorted(made_for for (_, made_for), count in found.items() if count > 1)
+    return sorted(made_for for (_, made_for), count in found.items() if count > (1 if LOOP in made_for else layers))
 
 
 def ideal_traffic(program: Program, state: int) -> float:

@@ -136,13 +136,14 @@ def compile_peer(side: str, update: Update, mesh: Mesh) -> tuple[Figures, float]
 def row_of(update: Update, mesh: Mesh, found: Figures, predicted: float, chips: Topology) -> list[str]:
     """Return the cells of a program; `predicted` are bytes of temporaries."""
     work = work_of(*(np.full(update.rows, length) for length in update.lengths))
-    useful, least = update_flops(resolved(update)[2], work), bound(found, chips)
+    model, least = resolved(update)[2], bound(found, chips)
+    useful, twice = update_flops(model, work), gathered_twice(found.program, mesh.shape, model.num_layers)
     hidden, bare, blocking = overlap(found.program)
     sent = {axis: sum(each.sent for each in found.collectives if axis in each.axes) for axis in (DATA, FSDP)}
     return [
         f"{mesh.shape[DATA]} x {mesh.shape[FSDP]}", f"{found.flops / 1e12:.3f}", f"{useful / found.flops:.3f}",
         f"{found.traffic / 1e9:.1f}", f"{found.traffic / ideal_traffic(found.program, found.arguments):.2f}",
-        f"{kernels(found.program):,}", f"{len(gathered_twice(found.program, mesh.shape))}", f"{hidden:,}",
+        f"{kernels(found.program):,}", f"{len(twice)}", f"{hidden:,}",
         f"{bare + blocking:,}", *(f"{each / 1e6:,.0f}" for each in sent.values()),
         f"{found.arguments / GIB:.2f}", f"{found.temporaries / GIB:.2f}", f"{found.temporaries / predicted:.2f}",
         f"{found.memory / GIB:.2f}", f"{least.products * 1e3:.1f}", f"{least.memory * 1e3:.1f}",

@@ -42,7 +42,7 @@ class RelativeConfig:
 class ExecutionConfig:
     """How the blocks run; what they compute stays the same."""
 
-    # blocks per step of the loop over them; 0: all on CPUs, and, without remat, of up to 24 on GPUs and 6 on TPUs; else 1
+    # Blocks per step of their loop; 0 = all on CPUs and, without remat, of up to 24 on GPUs and 6 on TPUs, else 1
     unroll: int = 0
     remat: str = "none"  # recomputed for gradients (Chen et al. 2016): none | dots (all but projections) | full
     # auto: a fused one where its limits hold, else our own | own | cudnn, splash: that one, or no training

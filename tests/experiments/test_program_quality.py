@@ -22,9 +22,17 @@ ROOT = "ROOT %out = f32[8,8]{1,0} copy(%p)"
 
 def test_a_parameter_is_gathered_once_in_each_pass():
     once = gather("a", 1, "jvp()"), gather("b", 2, "transpose(jvp())"), gather("c", 3, "optimizer")
-    assert gathered_twice(program(*once, ROOT), MESH) == []
+    assert gathered_twice(program(*once, ROOT), MESH, 1) == []
     again = gather("d", 4, "transpose(jvp())"), gather("e", 5, "optimizer")
-    assert gathered_twice(program(*once, *again, ROOT), MESH) == ["jit(step)/transpose(jvp())/q"]
+    assert gathered_twice(program(*once, *again, ROOT), MESH, 1) == ["jit(step)/transpose(jvp())/q"]
+
+
+def test_each_unrolled_layer_gathers_a_parameter_of_the_same_name():
+    unrolled = gather("a", 1, "jvp()"), gather("b", 2, "jvp()")
+    assert gathered_twice(program(*unrolled, ROOT), MESH, 2) == []
+    assert gathered_twice(program(*unrolled, gather("c", 3, "jvp()"), ROOT), MESH, 2) == ["jit(step)/jvp()/q"]
+    in_a_loop = gather("d", 4, "jvp()/while/body"), gather("e", 5, "jvp()/while/body")
+    assert gathered_twice(program(*in_a_loop, ROOT), MESH, 2) == ["jit(step)/jvp()/while/body/q"]
 
 
 PRODUCT = "%y = f32[8,8]{1,0} dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"

@@ -91,7 +91,7 @@ def test_fsdp_moves_parts_of_parameters_and_gradients_and_no_whole_gradient():
     (between,) = over(figures, "data")
     assert between.kind == "all-reduce"
     assert gradients / 4 <= between.bytes < 1.3 * gradients / 4
-    assert not gathered_twice(figures.program, {"data": 2, "fsdp": 4, "tensor": 1})
+    assert not gathered_twice(figures.program, {"data": 2, "fsdp": 4, "tensor": 1}, SMALL["num_layers"])
 
 
 @pytest.mark.slow
