@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from jformer.config.options import Config
 from jformer.models import init_params
 from jformer.models.model import Model
+from jformer.parallel.backend import target
 from jformer.parallel.mesh import FSDP
 from jformer.parallel.sharding import abstract_like, device_bytes, state_shardings
 from jformer.tasks.split_loss import EvalStep
@@ -177,5 +178,6 @@ def _equations(program: Any, name: str) -> Iterator[Any]:
 
 
 def _size(aval: Any, unrolled: bool = False) -> int:
-    """Return the bytes of an array; for a mask of an unrolled loop, XLA keeps the 32-bit words it was made from."""
-    return aval.size * (4 if unrolled and aval.dtype == bool else aval.dtype.itemsize)
+    """Return the bytes of an array; for a mask of an unrolled loop, XLA:CPU keeps the 32-bit words it was made from."""
+    words = unrolled and aval.dtype == bool and target().platform == "cpu"
+    return aval.size * (4 if words else aval.dtype.itemsize)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jformer.config import resolve
 from jformer.data.corpus import Tokens
@@ -14,6 +15,7 @@ from jformer.data.plan import Shape
 from jformer.models import ExecutionConfig, ModelConfig, build_model
 from jformer.models.head_config import HeadConfig
 from jformer.models.vision_config import VisionConfig
+from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import put_batch
 from jformer.tasks.batch_arrays import abstract_batch
@@ -41,6 +43,16 @@ def test_values_take_memory_from_where_they_are_made_to_their_last_reader():
     assert peak(lambda x: x @ x, x) == KIB
     assert peak(lambda x: (x @ x) @ x @ x, x) == 2 * KIB  # the first product is gone when the third is made
     assert peak(lambda x: ((first := x @ x) @ x @ x) + first, x) == 3 * KIB
+
+
+@pytest.mark.parametrize(
+    ("platform", "unroll", "masks"), [("cpu", 4, 4 * 4), ("cpu", 1, 4 + 1), ("gpu", 4, 4), ("tpu", 4, 4)]
+)
+def test_masks_of_unrolled_layers_are_words_on_cpus_alone(platform, unroll, masks):
+    x = jnp.ones((16, 16))
+    with compiling_for(Target(platform)):
+        found = peak(lambda x: lax.scan(lambda x, _: (x, x > 0), x, length=4, unroll=unroll)[1], x)
+    assert found == masks * KIB / 4  # a loop has that of the current layer, too
 
 
 def test_what_is_made_element_by_element_is_fused_into_its_only_reader():

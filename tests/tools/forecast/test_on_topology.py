@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import SingleDeviceSharding
 
 from experiments.faults.program_quality import gathered_twice
 from jformer.config import default_config, resolve
@@ -19,7 +20,7 @@ from jformer.parallel.mesh import make_mesh
 from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
 from jformer.tools.forecast.collectives import Collective
-from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
+from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate, figures
 from jformer.tools.forecast.cost_analysis import traffic
 from jformer.tools.forecast.hlo import parse
 from jformer.tools.forecast.on_topology import describe_topology, larger_share_note, ways_to_fit
@@ -104,6 +105,21 @@ def test_twice_the_chips_with_as_many_tokens_each_take_as_much_of_a_chip():
     model = modelled(small())
     lengths = np.full(ROWS, LENGTH)
     assert few.flops == pytest.approx(update_flops(model, work_of(lengths, lengths)), rel=0.02)
+
+
+@needs_libtpu
+def test_temporaries_are_the_arrays_that_are_alive_at_once():
+    mesh = make_mesh(1, 1, 1, open_topology("v5e:1x1").devices)
+    place = SingleDeviceSharding(mesh.devices.flat[0])
+    kernels = jax.ShapeDtypeStruct((6, 1024, 1024), jnp.bfloat16, sharding=place)
+    x = jax.ShapeDtypeStruct((65536, 1024), jnp.bfloat16, sharding=place)
+
+    def total(kernels, x):
+        return jnp.sum(lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, kernels)[0].astype(jnp.float32) ** 2)
+
+    compiled = jax.jit(jax.grad(total)).lower(kernels, x).compile()
+    alive = 2 * 6 + 2  # inputs and slopes of each layer; the gradient before and after one
+    assert figures(compiled, mesh).temporaries == pytest.approx(alive * 2 * x.size, rel=0.01)
 
 
 @pytest.mark.slow
