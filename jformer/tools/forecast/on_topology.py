@@ -132,7 +132,7 @@ def _changes(config: Config) -> Iterator[tuple[str, list[Any]]]:
 
 def _compiled(what: str, chips: Topology, compile_it: Callable[[], Figures]) -> Figures | float:
     """Return the figures of a program, or the bytes that it needs if it does not fit."""
-    print(f"compiling the {what} for {chips.name}, which takes a minute or so ...", file=sys.stderr, flush=True)
+    print(f"compiling the {what} for {chips.name}, which may take minutes ...", file=sys.stderr, flush=True)
     began = time.perf_counter()
     try:
         figures = compile_it()

@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,14 @@ from experiments.faults.program_quality import gathered_twice
 from jformer.config import default_config, resolve
 from jformer.data.plan import Shape
 from jformer.errors import UserError
+from jformer.main import main
 from jformer.models import build_model, init_params
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.backend import Target
 from jformer.parallel.mesh import make_mesh
 from jformer.tasks.build import build_task
 from jformer.tasks.task import sized
+from jformer.tools.forecast import on_topology
 from jformer.tools.forecast.collectives import Collective
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate, figures
 from jformer.tools.forecast.cost_analysis import traffic
@@ -153,6 +156,24 @@ def test_a_batch_of_answers_compiles_and_exchanges_nothing_but_the_answers():
     figures = compile_answer(config, task, modelled(config), shape, mesh)
     assert figures.flops > 0
     assert sum(each.bytes for each in figures.collectives) < 100_000
+
+
+@needs_libtpu
+def test_forecasts_in_the_documents_get_as_far_as_the_compiler(monkeypatch, capsys):
+    def stop(*_):
+        raise UserError("compiling")
+
+    monkeypatch.setattr(on_topology, "compile_update", stop)
+    commands = {
+        match[1]
+        for path in (Path(__file__).parents[3] / "docs").glob("*.md")
+        for match in re.finditer(r"jformer\.main((?:\s+--[\w.]+=[^\s`]+)+)", path.read_text().replace("\\\n", " "))
+        if "--topology=v" in match[1]
+    }
+    assert len(commands) >= 3
+    for command in commands:
+        assert main(["", *command.split()]) == 2
+        assert capsys.readouterr().err.endswith("compiling\n"), command
 
 
 @pytest.mark.slow
