@@ -112,7 +112,7 @@ def test_twice_the_chips_with_as_many_tokens_each_take_as_much_of_a_chip():
 
 @needs_libtpu
 def test_temporaries_are_the_arrays_that_are_alive_at_once():
-    mesh = make_mesh(1, 1, 1, open_topology("v5e:1x1").devices)
+    mesh = make_mesh(devices=open_topology("v5e:2x2").devices)
     place = SingleDeviceSharding(mesh.devices.flat[0])
     kernels = jax.ShapeDtypeStruct((6, 1024, 1024), jnp.bfloat16, sharding=place)
     x = jax.ShapeDtypeStruct((65536, 1024), jnp.bfloat16, sharding=place)
@@ -121,7 +121,8 @@ def test_temporaries_are_the_arrays_that_are_alive_at_once():
         return jnp.sum(lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, kernels)[0].astype(jnp.float32) ** 2)
 
     compiled = jax.jit(jax.grad(total)).lower(kernels, x).compile()
-    alive = 2 * 6 + 2  # inputs and slopes of each layer; the gradient before and after one
+    each = 2 if jax.__version_info__ >= (0, 12) else 3  # inputs and slopes; JAX 0.10 keeps the slope's factors
+    alive = 6 * each + 2  # the gradient before and after a layer
     assert figures(compiled, mesh).temporaries == pytest.approx(alive * 2 * x.size, rel=0.01)
 
 
