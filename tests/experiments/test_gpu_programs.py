@@ -4,16 +4,12 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import SingleDeviceSharding
 from jax.tree_util import Partial
 
 from experiments.checks.gpu_programs import CASES, DTYPES, MESHES, PROGRAMS, Cell, cells, compiled, outcomes, tables
 from jformer.errors import UserError
 from jformer.models.layers.dot_product import attend
-from jformer.parallel.backend import compiling_for, target_of
-from jformer.parallel.mesh import make_mesh
-from jformer.tools.forecast.topology import compiler_options, open_topology
-from tests.tools.forecast.test_topology import needs_cuda_compiler
+from tests.tools.forecast.test_topology import compiled_for_h100, entry, needs_cuda_compiler
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +72,6 @@ def test_bfloat16_on_eight_gpus_takes_cudnns_attention_without_a_mask():
 @pytest.mark.slow
 @needs_cuda_compiler
 def test_no_kernel_of_attention_with_dropout_writes_scores_in_float32():
-    device = make_mesh(-1, 1, 1, open_topology("h100").devices).devices.flat[0]
     q, kept = jax.ShapeDtypeStruct((8, 512, 16, 64), "bfloat16"), jax.ShapeDtypeStruct((8, 16, 512, 512), "bool")
 
     def only(kept, weights, first):
@@ -88,11 +83,9 @@ def test_no_kernel_of_attention_with_dropout_writes_scores_in_float32():
 
         return jax.vjp(values, q, k, v)[1](g)
 
-    with compiling_for(target_of(device)):
-        lowered = jax.jit(gradients, in_shardings=SingleDeviceSharding(device)).lower(q, q, q, kept, q)
-        _, _, entry = lowered.compile(compiler_options("gpu")).as_text().partition("\nENTRY ")
-    assert "bf16[8,16,512,512]" in entry
-    assert "f32[8,16,512,512]" not in entry
+    kernels = entry(compiled_for_h100(gradients, q, q, q, kept, q))
+    assert "bf16[8,16,512,512]" in kernels
+    assert "f32[8,16,512,512]" not in kernels
 
 
 @needs_cuda_compiler

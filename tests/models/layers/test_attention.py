@@ -184,11 +184,11 @@ def test_gpus_write_scores_kept_weights_and_gradients_once_and_transpose_none(dt
         values, _ = attend(q, {"k": k, "v": v}, None, bias, 0.125, dropping(2, 0.1))
         return jnp.sin(values.astype(jnp.float32)).sum()
 
-    program = compiled_for_h100(jax.grad(total, (0, 1, 2, 3)[: 3 + learned]), x, x, x, bias)
-    transposed = re.findall(r"\[([\d,]+)\]\S* transpose\(", program)
+    compiled = compiled_for_h100(jax.grad(total, (0, 1, 2, 3)[: 3 + learned]), x, x, x, bias)
+    transposed = re.findall(r"\[([\d,]+)\]\S* transpose\(", compiled.as_text())
     assert transposed  # of queries, keys or values
     assert [shape for shape in transposed if shape.count("256") > 1] == []
-    made = written(program)
+    made = written(compiled)
     large = re.findall(r"(\w+)\[(?:2,4|8),256,256\]", made)
     # Scores; weights after dropout; their gradient; the same weights again, and the gradient of scores.
     assert large == 5 * [stored]

@@ -33,12 +33,12 @@ from jformer.models.vision_config import VisionConfig
 from jformer.parallel.activations import over_rows_and_heads
 from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
-from jformer.tools.forecast.topology import compiler_options, open_topology
+from jformer.tools.forecast.topology import open_topology
 from jformer.training.introduction import kernel_line
 from tests.conftest import TINY, make_batch, run
 from tests.models.reference import random_params
 from tests.slow import slow_but
-from tests.tools.forecast.test_topology import needs_cuda_compiler, needs_libtpu
+from tests.tools.forecast.test_topology import compiled_for_h100, needs_cuda_compiler, needs_libtpu
 
 HALF = Call("bfloat16", 1_024, 1_024)
 CPU, TPU = Target("cpu", "cpu"), Target("tpu", "TPU v5 lite")
@@ -363,15 +363,14 @@ def test_models_on_a_gpu_compute_what_they_do_on_a_cpu(monkeypatch, case):
 @pytest.mark.parametrize(("length", "most"), [(2_048, 50), (8_192, 1_219 / 5)])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "lengths"])
 def test_cudnn_stores_no_mask_of_rows_with_one_text(length, most, causal):
-    place = NamedSharding(Mesh(np.array(open_topology("h100").devices), "x"), PartitionSpec())
-    x = jax.ShapeDtypeStruct((8, length, 12, 64), jnp.bfloat16, sharding=place)
-    segments = jax.ShapeDtypeStruct((8, length), jnp.int32, sharding=place)
+    x = jax.ShapeDtypeStruct((8, length, 12, 64), jnp.bfloat16)
+    segments = jax.ShapeDtypeStruct((8, length), jnp.int32)
 
     def total(q, k, v, segments):
         visible = dataclasses.replace(visibility(segments, segments, causal), one_text=True)
         return attend_cudnn(q, {"k": k, "v": v}, visible, None, 0.125).astype(jnp.float32).sum()
 
-    compiled = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x, segments).compile(compiler_options("gpu"))
+    compiled = compiled_for_h100(jax.grad(total, (0, 1, 2)), x, x, x, segments)
     assert compiled.memory_analysis().temp_size_in_bytes < most * 2**20
     assert {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} == set(
         re.findall(r"__cudnn\$\w+", compiled.as_text())

@@ -29,18 +29,23 @@ needs_cuda_compiler = pytest.mark.skipif(
 
 
 def compiled_for_h100(function, *shapes):
-    """Return the program of a function of arrays for an H100; `shapes` are trees of arrays, or of their shapes."""
+    """Compile a function of arrays for an H100; `shapes` are trees of arrays, or of their shapes."""
     device = open_topology("h100").devices[0]
     place = SingleDeviceSharding(device)
     arrays = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
     with compiling_for(target_of(device)):
         lowered = jax.jit(function).lower(*arrays)
-    return lowered.compile(compiler_options("gpu")).as_text()
+    return lowered.compile(compiler_options("gpu"))
 
 
-def written(program):
+def entry(compiled):
+    """Return the text of the computation of a program that starts its kernels."""
+    return compiled.as_text().partition("\nENTRY ")[2]
+
+
+def written(compiled):
     """Return the types and shapes that the kernels of a program write, as text."""
-    return " ".join(re.findall(r"= (.*?) (?:fusion|custom-call)\(", program.partition("\nENTRY ")[2]))
+    return " ".join(re.findall(r"= (.*?) (?:fusion|custom-call)\(", entry(compiled)))
 
 
 @pytest.mark.parametrize(
