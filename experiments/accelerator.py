@@ -5,10 +5,10 @@ reported with its reason. Findings are printed, and written to --output as JSON,
 time did not allow are listed at the end. The exit code is 0 only if every row that ran was right, and 1 otherwise.
 
 Command:  python -m experiments.accelerator [--minutes=25] [--rows=numerics,updates] [--wmt=CHECKOUT/examples/wmt]
-          [--output=runs/accelerator.json] [--smoke]
+          [--output=runs/accelerator.json] [--trace=DIR] [--smoke]
 
 Rows are those of experiments/checks/accelerator_rows.py. All data is generated or comes with the project. --smoke tries
-every row in small sizes, also on a CPU.
+every row in small sizes, also on a CPU. --trace=DIR writes traces of updates and searches, for XProf or Perfetto.
 """
 
 import json
@@ -29,9 +29,10 @@ from absl import app, flags
 from experiments.measure import ROOT, commit, smoke_sizes
 
 WEIGHTS = {  # row → its share of the time, in the order in which rows run
-    "machine": 1, "numerics": 4, "updates": 3, "attention": 3, "resume": 3, "quickstart": 4, "step transformer_base": 5,
-    "decoding": 3, "pytorch": 3, "processes": 2, "tests": 8, "step gpt2": 4, "step t5_base": 4,
-    "step transformer_big": 4,
+    "machine": 1, "numerics": 4, "updates": 3, "attention": 3, "resume": 3, "quickstart": 4, "step transformer_base": 3,
+    "decoding": 3, "pytorch": 6, "processes": 2, "tests": 8, "step gpt2": 3, "step t5_base": 3,
+    "step transformer_big": 3, "choices transformer_base": 4, "choices gpt2": 4, "choices t5_base": 4,
+    "float32 transformer_base": 3,
 }  # fmt: skip
 LEAST = 5.0  # seconds that must be left to start a row
 PATIENCE = 3  # times its share that a row may take, as most take less
@@ -127,6 +128,7 @@ def define_flags() -> None:
     flags.DEFINE_float("minutes", 25.0, "Minutes for all rows together.")
     flags.DEFINE_list("rows", [*WEIGHTS], "Rows to run.")
     flags.DEFINE_string("output", "runs/accelerator.json", "JSON file for the findings.")
+    flags.DEFINE_string("trace", None, "Folder for traces of updates and searches.")
     flags.DEFINE_string("wmt", None, "The folder examples/wmt of a checkout of flax, to time instead of plain Flax.")
 
 
@@ -143,7 +145,8 @@ def main(argv: list[str]) -> int:
     if unknown := {*given.rows} - {*WEIGHTS}:
         raise app.UsageError(f"--rows={','.join(sorted(unknown))}: no such rows; there are {', '.join(WEIGHTS)}")
     arguments = ["--smoke"] if small else []
-    arguments += [f"--wmt={Path(given.wmt).resolve()}"] if given.wmt else []
+    folders = {"wmt": given.wmt, "trace": given.trace}
+    arguments += [f"--{name}={Path(folder).resolve()}" for name, folder in folders.items() if folder]
     if small:
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + QUICK
     if (platforms := os.environ.get("JAX_PLATFORMS", "")) and "cpu" not in platforms:

@@ -1,6 +1,8 @@
 """The rows of experiments/accelerator.py: what each checks or measures, in a process of its own.
 
-Command:  python -m experiments.checks.accelerator_rows ROW [--smoke] [--wmt=DIR]    (experiments.accelerator starts it)
+Command:  python -m experiments.checks.accelerator_rows ROW [--smoke] [--wmt=DIR] [--trace=DIR]
+
+experiments.accelerator starts it.
 
 A row yields findings, each printed as a line of JSON as soon as it is known.
 """
@@ -71,6 +73,7 @@ STEPS = {  # preset → options, rows, length of a side
     "t5_base": ({"data.vocab_size": 32_128}, 16, 256),
 }
 OTHERWISE: dict[str, dict[str, Any]] = {  # choices that the default makes by platform → the other one
+    "the default": {},
     "own attention": {"model.execution.attention_kernel": "own"},
     "scanned layers": {"model.execution.unroll": 1},
 }
@@ -313,32 +316,46 @@ def chip_of(device: jax.Device) -> Chip | Gpu | None:
     return gpus.get(device.device_kind) or CHIPS.get(TPUS.get(device.device_kind, ""))
 
 
-def step(preset: str, small: bool) -> Iterator[Finding]:
+def step(preset: str, small: bool, dtype: str = "bfloat16") -> Iterator[Finding]:
     """Time the update of a preset, beside its forecast and beside Flax: examples/wmt or its own parts."""
     device = jax.devices()[0]
-    for dtype in ("bfloat16", "float32")[: 1 if small else None]:
-        config, shape = timed_work(preset, small, {"model.dtype": dtype})
-        rows, _, length = shape
-        update, seconds = timed_update(config, shape, device, small)
-        work = work_of(*(np.full(rows, each) for each in shape[1:]))
-        flops = update_flops(update.model, work)
-        peak = find_peak([device], dtype).flops
-        used = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
-        facts = {"ms": 1e3 * seconds, "tokens_per_second": rows * length / seconds, "mfu": flops / seconds / peak}
-        facts |= {"peak_mib": used / 2**20, **forecast(update, device)}
-        text = f"{1e3 * seconds:,.1f} ms, {rows * length / seconds:,.0f} tokens/s, MFU {facts['mfu']:.1%}"
-        text += f", peak {used / 2**20:,.0f} MiB; compiled: {facts['compiled_mib']:,.0f} MiB"
-        text += f", at least {facts['bound_ms']:,.1f} ms" if "bound_ms" in facts else ""
-        sizes = f"{rows} x {' + '.join(str(each) for each in shape[1:] if each)}"
-        yield Finding(f"{dtype}, {sizes}", text, bool(np.isfinite(losses(update, 1))[0]), facts)
-        yield from beside_flax(update, seconds, small)
-        for name, others in OTHERWISE.items() if dtype == "bfloat16" else ():
-            del update  # its state is as large as the next one's
-            other, _ = timed_work(preset, small, {"model.dtype": dtype, **others})
-            update, took = timed_update(other, shape, device, small)
-            figures = {"ms": 1e3 * took, "times_ours": took / seconds, **forecast(update, device)}
-            text = f"{1e3 * took:,.1f} ms, {took / seconds:.2f} times the default"
-            yield Finding(f"{dtype}, {name}", text, bool(np.isfinite(losses(update, 1))[0]), figures)
+    config, shape = timed_work(preset, small, {"model.dtype": dtype})
+    rows, _, length = shape
+    update, times = timed_update(config, shape, device, small)
+    work = work_of(*(np.full(rows, each) for each in shape[1:]))
+    mfu = update_flops(update.model, work) / times.apart / find_peak([device], dtype).flops
+    used = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
+    facts = {**times.milliseconds(), "tokens_per_second": rows * length / times.apart, "mfu": mfu}
+    facts |= {"peak_mib": used / 2**20, **forecast(update, device)}
+    text = f"{times}, {rows * length / times.apart:,.0f} tokens/s, MFU {mfu:.1%}"
+    text += f", peak {used / 2**20:,.0f} MiB; compiled: {facts['compiled_mib']:,.0f} MiB"
+    text += f", at least {facts['bound_ms']:,.1f} ms, apart {facts['apart_ms']:,.1f}" if "bound_ms" in facts else ""
+    sizes = f"{rows} x {' + '.join(str(each) for each in shape[1:] if each)}"
+    with traced(f"{preset}_{dtype}"):
+        found = losses(update, 3)
+    yield Finding(f"{dtype}, {sizes}", text, bool(np.isfinite(found).all()), facts)
+    yield from beside_flax(update, times.apart, small)
+
+
+def choices(preset: str, small: bool) -> Iterator[Finding]:
+    """Time the update of a preset in bfloat16 with what the default does not choose on this platform."""
+    device, default = jax.devices()[0], 0.0
+    for name, others in OTHERWISE.items():
+        config, shape = timed_work(preset, small, {"model.dtype": "bfloat16", **others})
+        update, times = timed_update(config, shape, device, small)
+        default = default or times.apart
+        text = f"{times}, {times.apart / default:.2f} times the default"
+        facts = {**times.milliseconds(), "times_default": times.apart / default, **forecast(update, device)}
+        yield Finding(name, text, bool(np.isfinite(losses(update, 1))[0]), facts)
+        del update  # its state is as large as the next one's
+
+
+@contextlib.contextmanager
+def traced(name: str) -> Iterator[None]:
+    """Trace the context if --trace is given, into a folder of that name in it."""
+    folder = flags.FLAGS.trace
+    with jax.profiler.trace(str(Path(folder) / name)) if folder else contextlib.nullcontext():
+        yield
 
 
 def timed_work(preset: str, small: bool, options: Mapping[str, Any]) -> tuple[Config, Shape]:
@@ -357,18 +374,34 @@ def save_batch(folder: str, batch: PyTree) -> str:
     return path
 
 
-def timed_update(config: Config, shape: Shape, device: jax.Device, small: bool) -> tuple[Update, float]:
-    """Return the update of a config after a few of them, and the median seconds of one."""
+class Times(NamedTuple):
+    """Seconds of an update that the host waits for, and of one of several dispatched at once."""
+
+    apart: float
+    together: float
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.apart:,.1f} ms, back to back {1e3 * self.together:,.1f}"
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return both in milliseconds."""
+        return {"ms": 1e3 * self.apart, "back_to_back_ms": 1e3 * self.together}
+
+
+def timed_update(config: Config, shape: Shape, device: jax.Device, small: bool) -> tuple[Update, Times]:
+    """Return the update of a config after some of them, and the time of one."""
     update = compiled_update(config, shape, make_mesh(1, devices=[device]))
     state = update.state
 
-    def once() -> Any:
+    def run(count: int = 1) -> Any:
         nonlocal state
-        state, metrics = update.compiled(state, update.batch)
+        for _ in range(count):
+            state, metrics = update.compiled(state, update.batch)
         return metrics
 
-    seconds = timed(once, small)
-    return update._replace(state=state), seconds
+    apart, count = timed(run, small), 2 if small else 10
+    times = Times(apart, timed(functools.partial(run, count), small=True) / count)
+    return update._replace(state=state), times
 
 
 def forecast(update: Update, device: jax.Device) -> dict[str, float]:
@@ -426,6 +459,8 @@ def decoding(small: bool) -> Iterator[Finding]:
         name = "greedy" if beam == 1 else f"beam {beam}"
         mean = float(np.mean(found.lengths[:, 0]))
         text = f"{rows / seconds:,.0f} sentences/s, {rows} x {length}, {mean:.0f} tokens each, {1e3 * seconds:,.0f} ms"
+        with traced(f"beam_{beam}"):
+            jax.block_until_ready(answer((params,), batch, room))
         ok = bool(np.isfinite(found.scores[:, 0]).all())
         yield Finding(name, text, ok, {"sentences_per_second": rows / seconds, "tokens": mean})
 
@@ -532,14 +567,14 @@ ROWS: dict[str, Callable[[bool], Iterator[Finding]]] = {
     "attention": attention,
     "resume": resume,
     "quickstart": quickstart,
-    "step transformer_base": lambda small: step("transformer_base", small),
+    "step transformer_base": functools.partial(step, "transformer_base"),
     "decoding": decoding,
     "pytorch": pytorch,
     "processes": processes,
     "tests": tests,
-    "step gpt2": lambda small: step("gpt2", small),
-    "step t5_base": lambda small: step("t5_base", small),
-    "step transformer_big": lambda small: step("transformer_big", small),
+    **{f"step {preset}": functools.partial(step, preset) for preset in ("gpt2", "t5_base", "transformer_big")},
+    **{f"choices {preset}": functools.partial(choices, preset) for preset in ("transformer_base", "gpt2", "t5_base")},
+    "float32 transformer_base": functools.partial(step, "transformer_base", dtype="float32"),
 }
 
 

@@ -39,17 +39,33 @@ def language_model(told: Told) -> Step:
     sizes |= {"vocab_size": c["vocab_size"], "n_positions": c["max_length"]}
     rates = {"resid_pdrop": c["dropout"], "embd_pdrop": c["dropout"], "attn_pdrop": c["attention_dropout"]}
     config = GPT2Config(**sizes, **rates, attn_implementation="sdpa", use_cache=False)
-    model = GPT2LMHeadModel(config).to(device()).train()
+    return update(GPT2LMHeadModel(config), told, {"input_ids": "target_out", "labels": "target_out"})
+
+
+def text_to_text(told: Told) -> Step:
+    """Return an update of Transformers' T5 on a batch of full rows, with AdamW."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    c = told["model"]
+    sizes = {"num_layers": c["num_layers"], "d_model": c["d_model"], "num_heads": c["num_heads"], "d_ff": c["d_ff"]}
+    sizes |= {"vocab_size": c["vocab_size"], "d_kv": c["d_k"] or c["d_model"] // c["num_heads"]}
+    config = T5Config(**sizes, dropout_rate=c["dropout"], use_cache=False, decoder_start_token_id=0)
+    return update(T5ForConditionalGeneration(config), told, {"input_ids": "source", "labels": "target_out"})
+
+
+def update(model: Any, told: Told, arrays: dict[str, str]) -> Step:
+    """Return an update of a model of Transformers with AdamW; `arrays`: its argument → the batch's array."""
+    model = model.to(device()).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    with np.load(told["batch"]) as arrays:
-        tokens = torch.from_numpy(arrays["target_out"]).long().to(device())
+    with np.load(told["batch"]) as batch:
+        tokens = {name: torch.from_numpy(batch[array]).long().to(device()) for name, array in arrays.items()}
     forward: Any = torch.compile(model) if told["compiled"] else model
 
     def run() -> tuple[float, float]:
         began = time.perf_counter()
         optimizer.zero_grad()
         with torch.autocast(device(), torch.bfloat16):
-            loss = forward(input_ids=tokens, labels=tokens).loss
+            loss = forward(**tokens).loss
         loss.backward()
         optimizer.step()
         found = loss.item()
@@ -59,7 +75,11 @@ def language_model(told: Told) -> Step:
     return run
 
 
-STEPS: dict[str, Callable[[Told], Step]] = {"transformer_base": translator, "gpt2": language_model}
+STEPS: dict[str, Callable[[Told], Step]] = {
+    "transformer_base": translator,
+    "gpt2": language_model,
+    "t5_base": text_to_text,
+}
 
 
 def searches(c: Told, rows: int, length: int, room: int) -> Iterator[tuple[int, Callable[[], None]]]:
