@@ -152,7 +152,9 @@ def load(told: Told) -> tuple[Step, Told]:
     with np.load(told["batch"]) as arrays:
         batch = {key: jnp.asarray(arrays[name]) for key, name in names.items() if name in arrays}
     create, train_step = make_update(told, batch)
-    state, key = jax.jit(create)(), jax.random.key(1)
+    with jax.default_device(jax.devices("cpu")[0]):  # XLA:GPU compiles the draws of 12 layers for minutes
+        state = jax.jit(create)()
+    state, key = jax.device_put(state, jax.devices()[0]), jax.random.key(1)
     step, seconds, size = compiled(jax.jit(train_step, donate_argnums=0), state, batch, key)
 
     def run() -> tuple[float, float]:

@@ -17,7 +17,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.models.cache import KeyValue
-from jformer.models.layers.dot_product import attend, attend_few_queries, attend_in_chunks
+from jformer.models.layers.dot_product import attend, attend_few_queries, attend_in_chunks, attend_in_slices
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import kernel_init
 from jformer.models.layers.kernels import Call, attend_cudnn, attend_splash, choose_kernel, known_length
@@ -104,17 +104,18 @@ class Attention(nn.Module):
         """
         c = self.config
         heads = jnp.arange(c.num_heads)[own_heads(c.num_heads, c.kv_heads)]
-        drop_weights = Partial(functools.partial(_drop, c.attention_dropout, self.site), dropout_key, heads)
 
         q, scale = kv["q"] if "q" in kv else self.queries(x, positions), c.query_scale
         if positions is not None and c.positions == "transformer_xl":
             q, bias = self.distance(q)  # its own bias: the stack makes those of other schemes
         q = positions_to_heads(q, c.kv_heads)
         kv = {"k": positions_to_heads(kv["k"], c.kv_heads), "v": positions_to_heads(kv["v"], c.kv_heads)}
+        keys = kv["k"].shape[1]
+        drop_weights = Partial(functools.partial(_drop, c.attention_dropout, self.site, keys), dropout_key, heads)
         call = Call(
             q.dtype.name,
             known_length(q.shape[1]),
-            known_length(kv["k"].shape[1]),
+            known_length(keys),
             rule=visible.rule,
             biased=bias is not None,
             drops=dropout_key is not None and c.attention_dropout > 0,
@@ -129,6 +130,8 @@ class Attention(nn.Module):
             values = attend_cudnn(q, kv, visible, bias, scale)
         elif choice.kernel == "chunked":
             values = attend_in_chunks(q, kv, visible, bias, scale, drop_weights, choice.chunk)
+        elif choice.kernel == "sliced":
+            values = attend_in_slices(q, kv, visible, bias, scale, drop_weights, choice.chunk)
         else:
             mask = visible.mask()
             values, weights = attend(q, kv, mask, bias, scale, drop_weights)
@@ -206,6 +209,13 @@ def project_self(attention: Attention, x: Float[Array, "b t d"], positions: Int[
 
 
 def _drop(
-    rate: float, site: Site, key: DropoutKey | None, heads: Array, weights: Array, first: int | Int[Array, ""]
+    rate: float,
+    site: Site,
+    keys: int,
+    key: DropoutKey | None,
+    heads: Array,
+    weights: Array,
+    first: int | Int[Array, ""],
+    first_key: int = 0,
 ) -> Array:
-    return dropout(weights, rate, key, site, (heads, first + jnp.arange(weights.shape[2])))
+    return dropout(weights, rate, key, site, (heads, first + jnp.arange(weights.shape[2])), (first_key, keys))

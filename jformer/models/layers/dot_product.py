@@ -1,4 +1,4 @@
-"""Attention as functions of queries, keys and values: all queries at once, in chunks, and with a cache.
+"""Attention as functions of queries, keys and values: all queries at once, in chunks, in slices, and with a cache.
 
 Axes: b rows, t query positions, s key positions, h query heads, g heads of keys and values, r = h / g query heads of a
 group, k size of a query and key, u size of a value. In a cache: m sentences, e entries, q queries that attend to the
@@ -6,6 +6,7 @@ keys of one sentence and group.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +25,11 @@ from jformer.parallel.chunks import map_chunks
 # Up to this many queries, sums of products are 2 to 4 times as fast on CPU as a matrix product: docs/decisions/0018.
 MAX_QUERIES_FOR_SUMS = 16
 
-DropWeights = Callable[[Array, int | Int[Array, ""]], Array]
-"""(weights [b h t s], the index of their first query) → weights after dropout; a pytree of its arrays."""
-KEEP_ALL = Partial(lambda weights, first: weights)
+DropWeights = Callable[..., Array]
+"""(weights [b h t s], the index of their first query, optionally that of their first key) → weights after dropout.
+
+A pytree of its arrays."""
+KEEP_ALL = Partial(lambda weights, first, first_key=0: weights)
 
 
 def attend(
@@ -179,9 +182,16 @@ def _weights_again(scores: Array, bias: Array | None, mask: Array | None, sums: 
 
 
 def _highest_and_sum(scores: Float[Array, "b h t s"]) -> tuple[Float[Array, "b h t 1"], Float[Array, "b h t 1"]]:
-    """Return the highest score of each query, and the sum of exp(score - highest), in one pass."""
+    """Return the highest score of each query, and the sum of exp(score - highest), in one pass.
+
+    Joining two parts takes many more instructions than a sum, so eight keys far from each other are joined at once.
+    """
+    count = next(count for count in (8, 4, 2, 1) if scores.shape[-1] % count == 0)
+    parts = jnp.split(scores, count, axis=-1)
+    highest = functools.reduce(jnp.maximum, parts)
+    total = sum(jnp.exp(part - highest) for part in parts)
     start = jnp.finfo(scores.dtype).min, jnp.zeros((), scores.dtype)
-    highest, total = lax.reduce((scores, jnp.ones_like(scores)), start, lambda a, b: join_exponentials(*a, *b), (3,))
+    highest, total = lax.reduce((highest, total), start, lambda a, b: join_exponentials(*a, *b), (3,))
     return highest[..., None], total[..., None]
 
 
@@ -223,6 +233,44 @@ def attend_in_chunks(
     arrays = {"q": (q, 1)} | {f"tokens {i}": (x, 1) for i, x in enumerate(tokens)}
     arrays |= {} if bias is None else {"bias": (bias, 2)}
     return map_chunks(values, arrays, chunk)
+
+
+def attend_in_slices(
+    q: Float[Array, "b t h k"],
+    kv: KeyValue,
+    visible: Visibility,
+    bias: Float[Array, "#b h t t"] | None,
+    scale: float,
+    drop_weights: DropWeights,
+    size: int,
+) -> Float[Array, "b t h u"]:
+    """Attend from a slice of queries at a time to those keys that causality, or a window, leaves to any of them.
+
+    Of t² scores, causality leaves (t + size) / 2t; a window about size + window of each query. Nothing is recomputed.
+
+    Args:
+        q, kv, bias, scale, drop_weights: those of `attend`, in self-attention.
+        visible: which keys each query may attend to, by a causal rule without a prefix. A text's tokens are in order.
+        size: queries of a slice; need not divide t.
+    """
+    values = []
+    for first in range(0, q.shape[1], size):
+        start = max(0, (first - visible.rule.window + 1) // size * size) if visible.rule.window else 0
+        queries, keys = slice(first, first + size), slice(start, first + size)
+        query, key = (
+            jax.tree.map(lambda x, part=part: x[:, part], tokens)
+            for part, tokens in ((queries, visible.query), (keys, visible.key))
+        )
+        mask = dataclasses.replace(visible, query=query, key=key).mask()
+        part_kv: KeyValue = {"k": kv["k"][:, keys], "v": kv["v"][:, keys]}
+        part_bias = None if bias is None else bias[:, :, queries, keys]
+        drop = Partial(functools.partial(_drop_from, start), drop_weights)
+        values.append(attend(q[:, queries], part_kv, mask, part_bias, scale, drop, first)[0])
+    return jnp.concatenate(values, axis=1)
+
+
+def _drop_from(first_key: int, drop_weights: DropWeights, weights: Array, first: int | Int[Array, ""]) -> Array:
+    return drop_weights(weights, first, first_key)
 
 
 def attend_few_queries(

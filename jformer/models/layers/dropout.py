@@ -64,6 +64,7 @@ def dropout(
     key: DropoutKey | None,
     site: Site,
     places: Sequence[Int[Array, " _"]] | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Float[Array, "b *a f"]:
     """Zero each element with probability `rate` and scale the rest (Srivastava et al. 2014).
 
@@ -77,10 +78,12 @@ def dropout(
         site: where in a layer this is, so that no two places draw the same mask.
         places: in their rows, of the elements of x along each axis between rows and features; None = x has the
             positions that this device has of its rows.
+        part: the index of x's first feature and the number of all of them, if x has some of a row's features.
     """
     if key is None or rate == 0.0:
         return x
-    *inner, features = x.shape[1:]
+    *inner, size = x.shape[1:]
+    first, features = part or (0, size)
     words = mix(key.seed + jnp.uint32((site + 1) * 0x85EBCA6B % 2**32))
     words = mix(words ^ key.rows.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35))  # [b]
     for place in [own_positions(size) for size in inner] if places is None else places:
@@ -89,12 +92,13 @@ def dropout(
     # Two ways to the same mask. Joining halves takes half the hashes, but one more fusion on GPUs, and an exchange
     # between devices that share the features.
     if target().platform == "gpu" or parts(TENSOR) > 1:
-        place = jnp.arange(features, dtype=jnp.uint32)
+        place = jnp.arange(first, first + size, dtype=jnp.uint32)
         bits = hash_places(words, place % half) >> jnp.where(place < half, 0, 16).astype(jnp.uint32)
         kept = (bits & 0xFFFF) >= threshold
     else:
-        words = hash_places(words, jnp.arange(half, dtype=jnp.uint32))
-        kept = jnp.concatenate([(words & 0xFFFF) >= threshold, (words >> 16) >= threshold], axis=-1)[..., :features]
+        words = hash_places(words, jnp.arange(min(half, first + size), dtype=jnp.uint32))
+        kept = jnp.concatenate([(words & 0xFFFF) >= threshold, (words >> 16) >= threshold], axis=-1)
+        kept = kept[..., first : first + size]
     scale = 65_536 / (65_536 - threshold)
     return jnp.where(kept, x * jnp.asarray(scale, x.dtype), 0)
 

@@ -23,6 +23,7 @@ from jformer.parallel.deterministic import asks_deterministic
 
 MAX_PAIRS = 2_048**2  # of a query and a key in a row; above, our own code attends in chunks: docs/decisions/0034
 CHUNK = 512  # queries of a chunk
+SLICE = 256  # queries of a slice of causal attention; 128 or 512 move more bytes of GPT-2 on an H100
 SMALL_CHUNK, LEAST_CHUNK = 128, 64  # queries of a chunk on TPUs: products of fewer leave most of a core idle
 ON_CHIP = 2**23  # scores of a chunk there, tens of MB, that stay beside the cores, forward and backward
 LEAST_SCORES = 2**15  # of a head in a chunk: with fewer, a chunk moves as many bytes
@@ -52,7 +53,7 @@ class Call(NamedTuple):
 class KernelChoice(NamedTuple):
     """The chosen kernel, and why."""
 
-    kernel: str  # own (all queries at once) | chunked | splash | cudnn
+    kernel: str  # own (all queries at once) | sliced | chunked | splash | cudnn
     why: str
     chunk: int = 0  # queries at a time
 
@@ -63,7 +64,7 @@ def known_length(length: object) -> int:
 
 
 def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoice:
-    """Return the kernel: a fused one within its limits, else chunks on TPUs and for long sequences.
+    """Return the kernel: a fused one within its limits, else chunks on TPUs and for long rows, slices of causal ones.
 
     Only our own code supports dropout of weights, returns them, and has values of another size than keys.
     """
@@ -77,6 +78,9 @@ def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoi
     chunk = config.execution.attention_chunk or default
     if 0 < chunk < call.queries and not call.shows:
         return KernelChoice("chunked", f"up to {chunk} queries at a time; {refused}", chunk)
+    ordered = call.rule.causal and not call.rule.prefix and call.queries == call.keys
+    if ordered and call.queries >= 2 * SLICE and not (chunk or call.shows):
+        return KernelChoice("sliced", f"{SLICE} queries at a time with the keys before them; {refused}", SLICE)
     return KernelChoice("own", refused)
 
 

@@ -1,4 +1,4 @@
-"""Attention from a few queries at a time is that from all of them, in less memory."""
+"""Attention from a few queries at a time, in chunks or slices, is that from all of them."""
 
 import dataclasses
 import functools
@@ -10,9 +10,11 @@ import pytest
 from jax.tree_util import Partial
 
 from jformer.models import ExecutionConfig, build_model
-from jformer.models.layers.dot_product import KEEP_ALL, attend, attend_in_chunks
+from jformer.models.layers import attention, dot_product, kernels
+from jformer.models.layers.dot_product import KEEP_ALL, attend, attend_in_chunks, attend_in_slices
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
+from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import make_batch, run
 from tests.slow import slow_but
 
@@ -21,9 +23,9 @@ DROPPED = DropoutKey(jnp.uint32(7), jnp.arange(B))
 
 
 @Partial
-def drop_weights(weights, first):
+def drop_weights(weights, first, first_key=0):
     places = jnp.arange(weights.shape[1]), first + jnp.arange(weights.shape[2])
-    return dropout(weights, 0.3, DROPPED, Site.SELF_WEIGHTS, places)
+    return dropout(weights, 0.3, DROPPED, Site.SELF_WEIGHTS, places, (first_key, S))
 
 
 @functools.cache
@@ -64,6 +66,51 @@ def test_values_and_gradients_are_those_of_all_queries_at_once(chunk, parts):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradients, theirs)
 
 
+@functools.cache
+def own_values_and_gradients(target, window=0, size=None):
+    """Return what causal attention gives, all at once or in slices, to queries that see a key, and its gradients."""
+    _, kv, bias = arrays()
+    q, bias = jax.random.normal(jax.random.key(1), (B, S, H, K)), jnp.concatenate([bias, bias[:, :, :2]], axis=2)
+    segments = jnp.array([[1] * 3 + [2] * 5 + [0], [1] * 9])  # a packed row, and a whole one
+    tokens = TokenPlaces(segments, jnp.array([[0, 1, 2, 0, 1, 2, 3, 4, 0], [*range(9)]]))
+    visible = Visibility(tokens, tokens, Rule(causal=True, window=window))
+
+    def attention(q, kv, bias):
+        if size is None:
+            found = attend(q, kv, visible.mask(), bias, 0.3, drop_weights)[0]
+        else:
+            found = attend_in_slices(q, kv, visible, bias, 0.3, drop_weights, size)
+        return jnp.sin(found) * (segments > 0)[..., None, None]
+
+    def both(q, kv, bias):
+        values, pull = jax.vjp(attention, q, kv, bias)
+        return values, pull(2 * values)
+
+    with compiling_for(Target(target, target)):
+        return jax.device_get(jax.jit(both)(q, kv, bias))
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("size", slow_but([1, 2, 4, 8], 2))
+def test_slices_of_causal_attention_give_the_same_with_fewer_keys(target, window, size):
+    (found, gradients), (expected, theirs) = (own_values_and_gradients(target, window, each) for each in (size, None))
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradients, theirs)
+
+
+@pytest.mark.parametrize(
+    ("window", "keys"), [(0, [16, 32, 48, 64]), (1, [16, 16, 16, 16]), (17, [16, 32, 32, 32]), (18, [16, 32, 48, 48])]
+)
+def test_slices_have_no_keys_that_causality_or_a_window_hides_from_all(monkeypatch, window, keys):
+    seen, multiply = [], dot_product.query_key_scores
+    monkeypatch.setattr(dot_product, "query_key_scores", lambda q, k: seen.append(k.shape[1]) or multiply(q, k))
+    tokens = TokenPlaces(jnp.ones((1, 64), jnp.int32), jnp.arange(64)[None])
+    visible, x = Visibility(tokens, tokens, Rule(causal=True, window=window)), jnp.ones((1, 64, 1, 8))
+    attend_in_slices(x, {"k": x, "v": x}, visible, None, 1.0, KEEP_ALL, 16)
+    assert seen == keys
+
+
 def temporaries(attention, length):
     """Return the bytes that values and gradients take beside what goes in and comes out."""
     x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
@@ -98,4 +145,18 @@ def test_a_model_computes_the_same_with_all_dropout_on(tiny, fields):
     chunked = build_model(dataclasses.replace(model.config, execution=execution))
     batch, rngs = make_batch([7, 5], [6, 3]), {"dropout": jax.random.key(1)}
     found, expected = (np.asarray(run(each, params, batch, True, rngs=rngs)) for each in (chunked, model))
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("fields", [{"window": 3}, {"positions": "relative", "family": "decoder"}], ids=str)
+def test_a_model_of_slices_computes_the_same_with_all_dropout_on(tiny, fields, monkeypatch):
+    model, params = tiny(**fields, attention_dropout=0.2, dropout=0.1)
+    batch, rngs = make_batch([7, 5], [6, 6]), {"dropout": jax.random.key(1)}
+    expected = np.asarray(run(model, params, batch, True, rngs=rngs))
+    monkeypatch.setattr(kernels, "SLICE", 2)
+    chosen, choose = [], kernels.choose_kernel
+    monkeypatch.setattr(attention, "choose_kernel", lambda *given: chosen.append(choose(*given)) or chosen[-1])
+    jax.clear_caches()  # of programs that were traced with another size
+    found = np.asarray(run(model, params, batch, True, rngs=rngs))
+    assert "sliced" in {choice.kernel for choice in chosen}
     np.testing.assert_allclose(found, expected, atol=2e-5)

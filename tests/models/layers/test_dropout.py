@@ -60,6 +60,17 @@ def test_gpus_draw_the_same_mask():
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+@pytest.mark.parametrize("features", [10, 11])
+def test_a_part_of_the_features_has_its_part_of_the_mask(target, features):
+    key, x = DropoutKey(jnp.uint32(1), jnp.arange(8)), jnp.ones((8, 40, features))
+    with compiling_for(Target(target, target)):
+        whole = np.asarray(dropout(x, 0.3, key, Site.SELF_WEIGHTS))
+        for first, last in ((0, 3), (2, 5), (4, 9), (7, features)):
+            found = dropout(x[..., first:last], 0.3, key, Site.SELF_WEIGHTS, part=(first, features))
+            np.testing.assert_array_equal(found, whole[..., first:last])
+
+
 def test_devices_that_share_features_draw_their_parts_of_the_mask_without_an_exchange():
     def drop_part(x):
         key = DropoutKey(jnp.uint32(1), jnp.arange(8))

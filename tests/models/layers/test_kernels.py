@@ -21,6 +21,7 @@ from jformer.models.layers.dot_product import attend
 from jformer.models.layers.kernels import (
     CHUNK,
     MAX_PAIRS,
+    SLICE,
     SMALL_CHUNK,
     Call,
     KernelChoice,
@@ -133,6 +134,25 @@ def test_scores_of_long_rows_are_made_in_chunks_where_no_fused_kernel_attends():
     assert choose_kernel(config, CPU, long._replace(shows=True)).kernel == "own"
     whole = dataclasses.replace(config, execution=ExecutionConfig(attention_chunk=limit + 128))
     assert choose_kernel(whole, CPU, long).kernel == "own"
+
+
+def test_causal_rows_are_sliced_where_no_fused_kernel_attends():
+    config, causal = ModelConfig(attention_dropout=0.1), Rule(causal=True)
+    call = Call("bfloat16", 2 * SLICE, 2 * SLICE, causal, drops=True)
+    why = f"{SLICE} queries at a time with the keys before them"
+    dropped = KernelChoice("sliced", f"{why}; model.attention_dropout=0.1 drops weights", SLICE)
+    assert choose_kernel(config, H100, call) == dropped
+    assert choose_kernel(config, CPU, call._replace(drops=False)).kernel == "sliced"
+    assert choose_kernel(config, CPU, call._replace(rule=Rule(causal=True, window=9), biased=True)).kernel == "sliced"
+    assert choose_kernel(config, H100, call._replace(drops=False)).kernel == "cudnn"
+    assert choose_kernel(config, TPU, call).kernel == "chunked"
+    whole = dataclasses.replace(config, execution=ExecutionConfig(attention_chunk=2 * SLICE))
+    assert choose_kernel(whole, CPU, call).kernel == "own"
+    others = (
+        {"rule": Rule()}, {"rule": Rule(causal=True, prefix=True)}, {"shows": True}, {"queries": SLICE, "keys": SLICE},
+        {"keys": 3 * SLICE},
+    )  # fmt: skip
+    assert {choose_kernel(config, H100, call._replace(**other)).kernel for other in others} == {"own"}
 
 
 @pytest.mark.parametrize("causal", slow_but([True, False], False), ids=["causal", "cross"])
