@@ -72,10 +72,12 @@ STEPS = {  # preset → options, rows, length of a side
     "gpt2": ({"data.vocab_size": 50_304}, 8, 1_024),
     "t5_base": ({"data.vocab_size": 32_128}, 16, 256),
 }
-OTHERWISE: dict[str, dict[str, Any]] = {  # choices that the default makes by platform → the other one
-    "the default": {},
-    "own attention": {"model.execution.attention_kernel": "own"},
-    "scanned layers": {"model.execution.unroll": 1},
+OTHERWISE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # another choice than the default's → options; XLA's
+    "the default": ({}, {}),
+    "own attention": ({"model.execution.attention_kernel": "own"}, {}),
+    "all queries at once": ({"model.execution.attention_chunk": 4_096}, {}),
+    "scanned layers": ({"model.execution.unroll": 1}, {}),
+    "cuBLAS alone": ({}, {"xla_gpu_enable_triton_gemm": False}),  # it adds biases, and sums, within its products
 }
 DECODED = {True: (4, 8, 4), False: (128, 32, 32)}  # in small? → rows, length of sources, tokens of outputs
 SHORT = "tests/small_run.py"  # a config that trains in seconds
@@ -216,8 +218,8 @@ def attention(small: bool) -> Iterator[Finding]:
             yield Finding(f"{name}, {dtype}, {length} positions", text, far <= TOLERANCE[dtype] / 2, {"apart": far})
 
 
-def compiled_update(config: Config, shape: Shape, mesh: Mesh) -> Update:
-    """Build the update of a config with random parameters and tokens, and compile it."""
+def compiled_update(config: Config, shape: Shape, mesh: Mesh, asked: Mapping[str, Any] = {}) -> Update:
+    """Build the update of a config with random parameters and tokens, and compile it as `asked` of XLA."""
     task = build_task(config)
     model, _ = sized_model(config, task, None)
     built = build_model(model)
@@ -231,7 +233,8 @@ def compiled_update(config: Config, shape: Shape, mesh: Mesh) -> Update:
     loss, keeps_finite = make_loss(built, task.loss), optimizer.keeps_finite
     step = make_train_step(loss, optimizer.transform, mesh, config.seed, keeps_finite=keeps_finite)
     batch = random_batch(model, task, shape, mesh)
-    return Update(config, task, model, shape, step.lower(state, batch).compile(), state, batch)  # type: ignore[attr-defined]
+    lowered = step.lower(state, batch)  # type: ignore[attr-defined]
+    return Update(config, task, model, shape, lowered.compile(dict(asked)), state, batch)
 
 
 def losses(update: Update, count: int) -> list[float]:
@@ -340,9 +343,11 @@ def step(preset: str, small: bool, dtype: str = "bfloat16") -> Iterator[Finding]
 def choices(preset: str, small: bool) -> Iterator[Finding]:
     """Time the update of a preset in bfloat16 with what the default does not choose on this platform."""
     device, default = jax.devices()[0], 0.0
-    for name, others in OTHERWISE.items():
-        config, shape = timed_work(preset, small, {"model.dtype": "bfloat16", **others})
-        update, times = timed_update(config, shape, device, small)
+    for name, (options, asked) in OTHERWISE.items():
+        if asked and device.platform != "gpu":
+            continue
+        config, shape = timed_work(preset, small, {"model.dtype": "bfloat16", **options})
+        update, times = timed_update(config, shape, device, small, asked)
         default = default or times.apart
         text = f"{times}, {times.apart / default:.2f} times the default"
         facts = {**times.milliseconds(), "times_default": times.apart / default, **forecast(update, device)}
@@ -388,9 +393,11 @@ class Times(NamedTuple):
         return {"ms": 1e3 * self.apart, "back_to_back_ms": 1e3 * self.together}
 
 
-def timed_update(config: Config, shape: Shape, device: jax.Device, small: bool) -> tuple[Update, Times]:
-    """Return the update of a config after some of them, and the time of one."""
-    update = compiled_update(config, shape, make_mesh(1, devices=[device]))
+def timed_update(
+    config: Config, shape: Shape, device: jax.Device, small: bool, asked: Mapping[str, Any] = {}
+) -> tuple[Update, Times]:
+    """Return the update of a config, compiled as `asked` of XLA, after some of them, and the time of one."""
+    update = compiled_update(config, shape, make_mesh(1, devices=[device]), asked)
     state = update.state
 
     def run(count: int = 1) -> Any:
