@@ -2,9 +2,7 @@
 
 Command:  python -m experiments.checks.accelerator_rows ROW [--smoke] [--wmt=DIR] [--trace=DIR]
 
-experiments.accelerator starts it.
-
-A row yields findings, each printed as a line of JSON as soon as it is known.
+A row yields findings, each printed as a line of JSON as soon as it is known, which experiments.accelerator reads.
 """
 
 import contextlib
@@ -27,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import app, flags
+from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -53,6 +52,7 @@ from jformer.tools.forecast.roofline import bound
 from jformer.tools.forecast.topology import CHIPS, GPUS, Chip, Gpu, Topology
 from jformer.training.introduction import kernel_line
 from jformer.training.optim import build_optimizer
+from jformer.training.profile import Profile
 from jformer.training.state import create_state
 from jformer.training.step import make_train_step
 
@@ -326,18 +326,18 @@ def step(preset: str, small: bool, dtype: str = "bfloat16") -> Iterator[Finding]
     rows, _, length = shape
     update, times = timed_update(config, shape, device, small)
     work = work_of(*(np.full(rows, each) for each in shape[1:]))
-    mfu = update_flops(update.model, work) / times.apart / find_peak([device], dtype).flops
+    mfu = update_flops(update.model, work) / times.waited / find_peak([device], dtype).flops
     used = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
-    facts = {**times.milliseconds(), "tokens_per_second": rows * length / times.apart, "mfu": mfu}
+    facts = {**times.milliseconds(), "tokens_per_second": rows * length / times.waited, "mfu": mfu}
     facts |= {"peak_mib": used / 2**20, **forecast(update, device)}
-    text = f"{times}, {rows * length / times.apart:,.0f} tokens/s, MFU {mfu:.1%}"
+    text = f"{times}, {rows * length / times.waited:,.0f} tokens/s, MFU {mfu:.1%}"
     text += f", peak {used / 2**20:,.0f} MiB; compiled: {facts['compiled_mib']:,.0f} MiB"
     text += f", at least {facts['bound_ms']:,.1f} ms, apart {facts['apart_ms']:,.1f}" if "bound_ms" in facts else ""
     sizes = f"{rows} x {' + '.join(str(each) for each in shape[1:] if each)}"
     with traced(f"{preset}_{dtype}"):
         found = losses(update, 3)
     yield Finding(f"{dtype}, {sizes}", text, bool(np.isfinite(found).all()), facts)
-    yield from beside_flax(update, times.apart, small)
+    yield from beside_flax(update, times.waited, small)
 
 
 def choices(preset: str, small: bool) -> Iterator[Finding]:
@@ -348,19 +348,17 @@ def choices(preset: str, small: bool) -> Iterator[Finding]:
             continue
         config, shape = timed_work(preset, small, {"model.dtype": "bfloat16", **options})
         update, times = timed_update(config, shape, device, small, asked)
-        default = default or times.apart
-        text = f"{times}, {times.apart / default:.2f} times the default"
-        facts = {**times.milliseconds(), "times_default": times.apart / default, **forecast(update, device)}
+        default = default or times.waited
+        text = f"{times}, {times.waited / default:.2f} times the default"
+        facts = {**times.milliseconds(), "times_default": times.waited / default, **forecast(update, device)}
         yield Finding(name, text, bool(np.isfinite(losses(update, 1))[0]), facts)
         del update  # its state is as large as the next one's
 
 
-@contextlib.contextmanager
-def traced(name: str) -> Iterator[None]:
-    """Trace the context if --trace is given, into a folder of that name in it."""
+def traced(name: str) -> contextlib.AbstractContextManager[None]:
+    """Trace the context, which waits for the device, into a folder of that name in --trace, if that is given."""
     folder = flags.FLAGS.trace
-    with jax.profiler.trace(str(Path(folder) / name)) if folder else contextlib.nullcontext():
-        yield
+    return Profile(epath.Path(folder or "") / name, range(1, 2 if folder else 1), print).update(1, lambda: None)
 
 
 def timed_work(preset: str, small: bool, options: Mapping[str, Any]) -> tuple[Config, Shape]:
@@ -382,15 +380,15 @@ def save_batch(folder: str, batch: PyTree) -> str:
 class Times(NamedTuple):
     """Seconds of an update that the host waits for, and of one of several dispatched at once."""
 
-    apart: float
-    together: float
+    waited: float
+    dispatched: float
 
     def __str__(self) -> str:
-        return f"{1e3 * self.apart:,.1f} ms, back to back {1e3 * self.together:,.1f}"
+        return f"{1e3 * self.waited:,.1f} ms, back to back {1e3 * self.dispatched:,.1f}"
 
     def milliseconds(self) -> dict[str, float]:
         """Return both in milliseconds."""
-        return {"ms": 1e3 * self.apart, "back_to_back_ms": 1e3 * self.together}
+        return {"ms": 1e3 * self.waited, "back_to_back_ms": 1e3 * self.dispatched}
 
 
 def timed_update(
@@ -406,8 +404,8 @@ def timed_update(
             state, metrics = update.compiled(state, update.batch)
         return metrics
 
-    apart, count = timed(run, small), 2 if small else 10
-    times = Times(apart, timed(functools.partial(run, count), small=True) / count)
+    waited, count = timed(run, small), 2 if small else 10
+    times = Times(waited, timed(functools.partial(run, count), small=True) / count)
     return update._replace(state=state), times
 
 

@@ -257,16 +257,16 @@ def attend_in_slices(
     for first in range(0, q.shape[1], size):
         start = max(0, (first - visible.rule.window + 1) // size * size) if visible.rule.window else 0
         queries, keys = slice(first, first + size), slice(start, first + size)
-        query, key = (
-            jax.tree.map(lambda x, part=part: x[:, part], tokens)
-            for part, tokens in ((queries, visible.query), (keys, visible.key))
-        )
-        mask = dataclasses.replace(visible, query=query, key=key).mask()
-        part_kv: KeyValue = {"k": kv["k"][:, keys], "v": kv["v"][:, keys]}
+        mask = dataclasses.replace(visible, query=_at(queries, visible.query), key=_at(keys, visible.key)).mask()
         part_bias = None if bias is None else bias[:, :, queries, keys]
         drop = Partial(functools.partial(_drop_from, start), drop_weights)
-        values.append(attend(q[:, queries], part_kv, mask, part_bias, scale, drop, first)[0])
+        values.append(attend(q[:, queries], _at(keys, kv), mask, part_bias, scale, drop, first)[0])
     return jnp.concatenate(values, axis=1)
+
+
+def _at(positions: slice, tree: PyTree) -> PyTree:
+    """Return some positions of arrays [b t ...]."""
+    return jax.tree.map(lambda x: x[:, positions], tree)
 
 
 def _drop_from(first_key: int, drop_weights: DropWeights, weights: Array, first: int | Int[Array, ""]) -> Array:

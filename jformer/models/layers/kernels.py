@@ -197,7 +197,7 @@ def attend_cudnn(
     bias: Float[Array, "#b h t s"] | None,
     scale: float,
 ) -> Float[Array, "b t h k"]:
-    """Attend with cuDNN. Compiled for GPUs, run on none so far.
+    """Attend with cuDNN.
 
     A dense mask becomes a bias of every row. Rows that hold one text need none: causality hides the padding at their
     end, and lengths do it where nothing else is hidden. These are the combinations with which JAX tests cuDNN's.
