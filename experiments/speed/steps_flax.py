@@ -87,7 +87,8 @@ class Plain(nn.Module):
             x, bias, length = table(tokens), None, tokens.shape[1]
             if c["positions"] == "relative":
                 distances = jnp.clip(jnp.arange(length) - jnp.arange(length)[:, None], -16, 15) + 16
-                bias = nn.Embed(32, c["num_heads"], dtype=c["dtype"])(distances).transpose(2, 0, 1)[None]
+                places = jax.nn.one_hot(distances, 32)  # a lookup's gradient would scatter into 32 rows
+                bias = nn.Dense(c["num_heads"], use_bias=False, dtype=c["dtype"])(places).transpose(2, 0, 1)[None]
             else:
                 x += nn.Embed(c["max_length"], c["d_model"], dtype=c["dtype"])(jnp.arange(length))
             x = nn.Dropout(c["dropout"], deterministic=False)(x)

@@ -39,7 +39,7 @@ from jformer.inference.one_pass import HEADS
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
-from jformer.parallel.backend import Target, target
+from jformer.parallel.backend import Target, target, xla_options
 from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
 from jformer.tasks.task import MASKS
@@ -146,7 +146,7 @@ def compile_over_rows(respond: Callable[..., PyTree], mesh: Mesh | None) -> jax.
     def on_mesh(params: Sequence[PyTree], batch: SearchBatch, room: int) -> PyTree:
         return over_rows(functools.partial(respond, room=room), mesh)(params, batch)
 
-    return jax.jit(on_mesh, static_argnums=2, compiler_options=XLA_OPTIONS.get(target().platform))
+    return jax.jit(on_mesh, static_argnums=2, compiler_options=xla_options(XLA_OPTIONS))
 
 
 class OwnSearch(Protocol):

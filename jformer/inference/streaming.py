@@ -23,6 +23,7 @@ from jformer.inference.batching import NBest, batch_rows, read_row
 from jformer.inference.generation import KEPT, XLA_OPTIONS, SearchBatch, SearchSetup, begin_search, make_setup
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
+from jformer.parallel.backend import xla_options
 
 STEPS = 2  # tokens between updates of a stream: each update costs a fraction of a step of a small model
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # an incomplete character, decoded
@@ -65,7 +66,7 @@ def make_stream(setup: SearchSetup) -> tuple[jax.stages.Wrapped, jax.stages.Wrap
         state = search.advance(state._replace(done=state.done | cancelled), jnp.int32(STEPS))
         return state, search.stable_prefix(state), search.result(state)
 
-    compiled = functools.partial(jax.jit, static_argnums=2, compiler_options=XLA_OPTIONS.get(setup.traced_for.platform))
+    compiled = functools.partial(jax.jit, static_argnums=2, compiler_options=xla_options(XLA_OPTIONS))
     return compiled(begin), compiled(advance, donate_argnums=3)
 
 

@@ -1,8 +1,9 @@
 """The target that programs are compiled for: the local devices, unless a program is to run elsewhere."""
 
 import contextlib
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -34,6 +35,12 @@ def target_of(device: jax.Device) -> Target:
 def target() -> Target:
     """Return the target that programs are currently traced for."""
     return _CHOSEN.get() or target_of(jax.devices()[0])
+
+
+def xla_options(by_platform: Mapping[str, Mapping[str, str | bool]]) -> dict[str, str | bool]:
+    """Return the compiler's options for the target's platform, without those that the user set in XLA_FLAGS."""
+    given = re.findall(r"--(\w+)", os.environ.get("XLA_FLAGS", ""))
+    return {name: value for name, value in by_platform.get(target().platform, {}).items() if name not in given}
 
 
 def is_one_cpu(mesh: Mesh | None) -> bool:

@@ -19,12 +19,14 @@ from jformer.errors import UserError
 from jformer.models.batch import Batch
 from jformer.models.parts import join, split
 from jformer.parallel.activations import constrain_sharding
-from jformer.parallel.backend import Target, target
+from jformer.parallel.backend import Target, target, xla_options
 from jformer.parallel.sharding import parameter_specs, replicated, state_shardings, sum_over_parts
 from jformer.tasks.sums import LossFn, Scalar, Sums, sum_over_microbatches
 from jformer.training.state import TrainState
 
 KEPT = 8  # compiled updates
+# Of the compiler, by platform. cuBLAS adds biases, and sums of gradients, within its products; Triton's cannot.
+XLA_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 
 
 class Metrics(NamedTuple):
@@ -196,7 +198,7 @@ def _make_train_step(
         shardings = state_shardings(mesh, state), jax.tree.map(lambda _: replicated(mesh), metrics)
         return jax.lax.with_sharding_constraint((state, metrics), shardings)
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, compiler_options=xla_options(XLA_OPTIONS))
 
 
 def _computed_again(opt_state: optax.OptState, trained: PyTree) -> bool:

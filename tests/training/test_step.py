@@ -16,6 +16,7 @@ from jformer.parallel.sharding import parameter_shardings, put_batch, state_shar
 from jformer.tasks.split_loss import make_eval_step
 from jformer.tasks.sums import Sum
 from jformer.tasks.task import make_loss, token_loss
+from jformer.training import step as updates
 from jformer.training.state import create_state
 from jformer.training.step import all_finite, make_gradient, make_train_step, moving_average
 from tests.conftest import make_batch
@@ -204,6 +205,17 @@ def test_accelerators_take_the_sums_of_factored_moments_once():
         with compiling_for(Target(platform)):
             programs.append(make_train_step(linear_loss, tx, mesh, seed=0).lower(state, batch).as_text())
     assert programs[0].count("stablehlo.reduce(") == programs[1].count("stablehlo.reduce(") > 0
+
+
+def test_an_update_is_compiled_with_the_options_of_its_platform(monkeypatch):
+    mesh, tx = make_mesh(1), optax.sgd(0.1)
+    state = fresh({"class_token": jnp.ones(3)}, tx, mesh)
+    batch = put_batch(mesh, {"x": np.ones((1, 2, 3), np.float32)})
+    monkeypatch.setitem(updates.XLA_OPTIONS, "elsewhere", {"xla_no_such_option": True})
+    with compiling_for(Target("elsewhere")):
+        lowered = make_train_step(linear_loss, tx, mesh, seed=0).lower(state, batch)
+    with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):
+        lowered.compile()
 
 
 @pytest.mark.skipif(
