@@ -5,6 +5,7 @@ b rows, t query positions, s key positions, g heads of keys, r query heads of ea
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -126,29 +127,38 @@ def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array,
 
 
 def multiply_in_order(names: str, x: Array, y: Array) -> Array:
-    """Compute an einsum of two arrays as a product of the first by the second, which keeps the order of its sums.
+    """Compute an einsum of two arrays as a product of the first by the second; the last axis of each stays the last.
 
-    `jnp.einsum` may swap them. XLA:GPU then emits the scores of attention as [.. s t], sums them along the slow axis,
-    and transposes weights and gradients with kernels that take a quarter of GPT-2's update (docs/performance.md).
+    `jnp.einsum` may swap them, sum over a first axis, or permute the larger of two arrays. XLA:GPU then emits the
+    scores of attention as [.. s t], sums them along the slow axis, and transposes weights, gradients and heads with
+    slow kernels (docs/performance.md).
     """
     (one, other), out = names.partition("->")[0].split(","), names.partition("->")[2]
+    size = dict(zip(one + other, x.shape + y.shape, strict=True))
     shared = [axis for axis in out if axis in one and axis in other]
-    summed = [axis for axis in other if axis not in out]
-    left, right = ([axis for axis in out if axis not in each] for each in (other, one))
-    x = x.transpose([one.index(axis) for axis in (*shared, *left, *summed)])
-    y = y.transpose([other.index(axis) for axis in (*shared, *summed, *right)])
-    first, last = tuple(range(len(shared))), tuple(range(len(shared), len(shared) + len(summed)))
-    sums = tuple(range(x.ndim - len(summed), x.ndim)), last
-    product = jax.lax.dot_general(x, y, (sums, (first, first)))
-    made = [*shared, *left, *right]
-    return product.transpose([made.index(axis) for axis in out])
+    summed = [axis for axis in one if axis not in out]
+    larger = one if x.size > math.prod(size[axis] for axis in out) else out  # the order of its axes stays
+    order = [axis for axis in dict.fromkeys(larger + out) if axis in out and axis not in shared]
+    free_of_x, free_of_y = ([axis for axis in order if axis in own] for own in (one, other))
+
+    def laid_out(own: str, array: Array, free: list[str]) -> tuple[Array, tuple[int]]:
+        """Return the array as [shared, summed, free], or with the last two swapped, and the place of `summed`."""
+        first, last = (free, summed) if own[-1] in summed else (summed, free)
+        array = array.transpose([own.index(axis) for axis in (*shared, *first, *last)])
+        array = array.reshape(*array.shape[: len(shared)], math.prod(size[axis] for axis in first), -1)
+        return array, (len(shared) + (last is summed),)
+
+    (x, sums_of_x), (y, sums_of_y) = laid_out(one, x, free_of_x), laid_out(other, y, free_of_y)
+    batch, made = tuple(range(len(shared))), [*shared, *free_of_x, *free_of_y]
+    product = jax.lax.dot_general(x, y, ((sums_of_x, sums_of_y), (batch, batch)))
+    return product.reshape([size[axis] for axis in made]).transpose([made.index(axis) for axis in out])
 
 
 def _scores_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     q, k = saved
     g = g.astype(q.dtype)
     if target().platform == "gpu":
-        return jnp.einsum("bgrts,bsgk->btgrk", g, k), multiply_in_order("btgrk,bgrts->bsgk", q, g)
+        return multiply_in_order("bgrts,bsgk->btgrk", g, k), multiply_in_order("bgrts,btgrk->bsgk", g, q)
     return jax.vjp(lambda q, k: jnp.einsum("btgrk,bsgk->bgrts", q, k), q, k)[1](g)
 
 
@@ -165,7 +175,7 @@ def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -
 def _values_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     weights, v = saved
     if target().platform == "gpu":  # einsum would multiply v by g
-        return multiply_in_order("btgru,bsgu->bgrts", g, v), jnp.einsum("bgrts,btgru->bsgu", weights, g)
+        return multiply_in_order("btgru,bsgu->bgrts", g, v), multiply_in_order("bgrts,btgru->bsgu", weights, g)
     return jax.vjp(_values, weights, v)[1](g)
 
 

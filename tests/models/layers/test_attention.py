@@ -195,6 +195,23 @@ def test_gpus_write_scores_kept_weights_and_gradients_once_and_transpose_none(dt
     assert ("f32[4,256,256]" in made) == learned  # the sum of the bias's gradient
 
 
+@needs_cuda_compiler
+@pytest.mark.parametrize("groups", [4, 2])
+def test_gpus_transpose_heads_with_their_last_axis_last_and_nothing_larger(groups):
+    q, kv = (jax.ShapeDtypeStruct((2, 256, heads, 64), "bfloat16") for heads in (4, groups))
+
+    def total(q, k, v):
+        values, _ = attend(q, {"k": k, "v": v}, None, None, 0.125, dropping(2, 0.1))
+        return jnp.sin(values.astype(jnp.float32)).sum()
+
+    text = compiled_for_h100(jax.grad(total, (0, 1, 2)), q, kv, kv).as_text()
+    found = re.findall(r"\[([\d,]+)\]\S* transpose\(.*?dimensions=\{([\d,]+)\}", text)
+    assert len(found) >= 4  # of queries, keys, values and their gradients
+    for shape, axes in found:
+        assert shape.count("256") == 1
+        assert int(axes.split(",")[-1]) == axes.count(",")
+
+
 @pytest.mark.slow
 def test_weights_are_kept_in_bfloat16_alone_and_give_the_gradient_of_float32():
     half, full = bfloat16_inputs((2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 16))
