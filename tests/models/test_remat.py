@@ -75,3 +75,12 @@ def test_accelerators_keep_inputs_of_norms_and_activations_alone(options):
         loss, _ = loss_of("none", 1, **options)
         found = jax.jit(jax.value_and_grad(loss))(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize(("activation", "arrays"), [("gelu_tanh", 1), ("swiglu", 2)])
+def test_tpus_keep_no_input_of_the_second_projection(activation, arrays):
+    with compiling_for(Target("tpu")):
+        loss, params = loss_of("none", 1, activation=activation, activation_dropout=0.1)
+        _, pull_back = jax.eval_shape(lambda p: jax.vjp(loss, p), params)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(pull_back)]
+    assert shapes.count((FIELDS["num_layers"], 8, 16, FIELDS["d_ff"])) == 2 * arrays  # of encoder and decoder

@@ -1,6 +1,6 @@
 """The feed-forward sublayer and its activations, plain and gated.
 
-Axes: b rows, t positions, d d_model.
+Axes: b rows, t positions, d d_model, f d_ff.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from jformer.models.layers.layer_scan import recomputed
 from jformer.models.layers.linear import Dense
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import COLUMN, ROW
+from jformer.parallel.backend import target
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
@@ -59,13 +60,22 @@ class FeedForward(nn.Module):
 
     def __call__(self, x: Float[Array, "b t d"], dropout_key: DropoutKey | None = None) -> Float[Array, "b t d"]:
         """Map each position independently."""
+        hidden = (self.gate(x), self.up(x)) if self.config.activation in GATES else (self.up(x),)
+        finish = FeedForward._finish
+        if target().platform == "tpu" and self.config.activation != "relu":  # recompute what `down` multiplies, too
+            finish = nn.remat(finish, prevent_cse=False)
+        return finish(self, hidden, dropout_key)
+
+    def _finish(
+        self, hidden: tuple[Float[Array, "b t f"], ...], dropout_key: DropoutKey | None
+    ) -> Float[Array, "b t d"]:
         c = self.config
         nonlinearity = activation_of(c)
         if c.activation in GATES:
-            y = recomputed(lambda gate, up: nonlinearity(gate) * up)(self.gate(x), self.up(x))
+            y = recomputed(lambda gate, up: nonlinearity(gate) * up)(*hidden)
         elif c.activation == "relu":  # its gradient needs only the sign
-            y = nonlinearity(self.up(x))
+            y = nonlinearity(*hidden)
         else:
-            y = recomputed(nonlinearity)(self.up(x))
+            y = recomputed(nonlinearity)(*hidden)
         y = dropout(y, c.activation_dropout, dropout_key, Site.ACTIVATION)
         return self.down(y)
