@@ -1,11 +1,11 @@
 """Products whose gradients are written by hand: for the speed of CPUs, and for kernels that many devices share.
 
 Arrays in, arrays out: no parameters here. Axes: d inputs, f outputs; in attention
-b rows, t query positions, s key positions, g heads of keys, r query heads of each, k size of a query and key.
+b rows, t query positions, s key positions, g heads of keys, r query heads of each, k size of a query and key, u of
+a value.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -126,39 +126,13 @@ def add_bias(y: Float[Array, "... f"], bias: Float[Array, " f"]) -> Float[Array,
     return y + bias.astype(y.dtype)
 
 
-def multiply_in_order(names: str, x: Array, y: Array) -> Array:
-    """Compute an einsum of two arrays as a product of the first by the second; the last axis of each stays the last.
-
-    `jnp.einsum` may swap them, sum over a first axis, or permute the larger of two arrays. XLA:GPU then emits the
-    scores of attention as [.. s t], sums them along the slow axis, and transposes weights, gradients and heads with
-    slow kernels (docs/performance.md).
-    """
-    (one, other), out = names.partition("->")[0].split(","), names.partition("->")[2]
-    size = dict(zip(one + other, x.shape + y.shape, strict=True))
-    shared = [axis for axis in out if axis in one and axis in other]
-    summed = [axis for axis in one if axis not in out]
-    larger = one if x.size > math.prod(size[axis] for axis in out) else out  # the order of its axes stays
-    order = [axis for axis in dict.fromkeys(larger + out) if axis in out and axis not in shared]
-    free_of_x, free_of_y = ([axis for axis in order if axis in own] for own in (one, other))
-
-    def laid_out(own: str, array: Array, free: list[str]) -> tuple[Array, tuple[int]]:
-        """Return the array as [shared, summed, free], or with the last two swapped, and the place of `summed`."""
-        first, last = (free, summed) if own[-1] in summed else (summed, free)
-        array = array.transpose([own.index(axis) for axis in (*shared, *first, *last)])
-        array = array.reshape(*array.shape[: len(shared)], math.prod(size[axis] for axis in first), -1)
-        return array, (len(shared) + (last is summed),)
-
-    (x, sums_of_x), (y, sums_of_y) = laid_out(one, x, free_of_x), laid_out(other, y, free_of_y)
-    batch, made = tuple(range(len(shared))), [*shared, *free_of_x, *free_of_y]
-    product = jax.lax.dot_general(x, y, ((sums_of_x, sums_of_y), (batch, batch)))
-    return product.reshape([size[axis] for axis in made]).transpose([made.index(axis) for axis in out])
-
-
 def _scores_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     q, k = saved
     g = g.astype(q.dtype)
     if target().platform == "gpu":
-        return multiply_in_order("bgrts,bsgk->btgrk", g, k), multiply_in_order("bgrts,btgrk->bsgk", g, q)
+        rows, t = _merged(g), q.shape[1]
+        dq = _multiply_heads(rows, k.swapaxes(1, 2), (3, 2))
+        return _positions_first(dq, t), _multiply_heads(rows, _heads_first(q), (2, 2)).swapaxes(1, 2)
     return jax.vjp(lambda q, k: jnp.einsum("btgrk,bsgk->bgrts", q, k), q, k)[1](g)
 
 
@@ -172,10 +146,20 @@ def query_key_scores(q: Float[Array, "b t g r k"], k: Float[Array, "b s g k"]) -
     return _scores(q, k)
 
 
+def _scores(q: Array, k: Array) -> Array:
+    if target().platform == "gpu":
+        scores = _multiply_heads(_heads_first(q), k.swapaxes(1, 2), (3, 3))  # [b g r·t s]
+        return scores.reshape(*scores.shape[:2], -1, q.shape[1], k.shape[1]).astype(jnp.float32)
+    stored = jnp.float32 if target().platform == "cpu" else q.dtype
+    return jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=stored).astype(jnp.float32)
+
+
 def _values_backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     weights, v = saved
-    if target().platform == "gpu":  # einsum would multiply v by g
-        return multiply_in_order("btgru,bsgu->bgrts", g, v), multiply_in_order("bgrts,btgru->bsgu", weights, g)
+    if target().platform == "gpu":
+        g = _heads_first(g)
+        d_weights = _multiply_heads(g, v.swapaxes(1, 2), (3, 3)).reshape(weights.shape)
+        return d_weights, _multiply_heads(_merged(weights), g, (2, 2)).swapaxes(1, 2)
     return jax.vjp(_values, weights, v)[1](g)
 
 
@@ -186,12 +170,30 @@ def weighted_values(weights: Float[Array, "b g r t s"], v: Float[Array, "b s g u
 
 
 def _values(weights: Array, v: Array) -> Array:
-    multiply = multiply_in_order if target().platform == "gpu" else jnp.einsum
-    return multiply("bgrts,bsgu->btgru", weights, v)
-
-
-def _scores(q: Array, k: Array) -> Array:
     if target().platform == "gpu":
-        return multiply_in_order("btgrk,bsgk->bgrts", q, k).astype(jnp.float32)
-    stored = jnp.float32 if target().platform == "cpu" else q.dtype
-    return jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=stored).astype(jnp.float32)
+        return _positions_first(_multiply_heads(_merged(weights), v.swapaxes(1, 2), (3, 2)), weights.shape[3])
+    return jnp.einsum("bgrts,bsgu->btgru", weights, v)
+
+
+def _multiply_heads(x: Array, y: Array, sums: tuple[int, int]) -> Array:
+    """Multiply matrices of each row and group, x by y [b g · ·] in this order, summing over an axis of each.
+
+    `jnp.einsum` may swap them, sum over other axes, or permute the larger of two arrays. XLA:GPU then emits scores as
+    [.. s t], sums them along the slow axis, and transposes weights, gradients and heads with slow kernels
+    (docs/performance.md). Here queries, keys and values alone are transposed, and their last axis stays the last.
+    """
+    return jax.lax.dot_general(x, y, (((sums[0],), (sums[1],)), ((0, 1), (0, 1))))
+
+
+def _heads_first(x: Float[Array, "b t g r k"]) -> Float[Array, "b g _ k"]:
+    """Put all positions of a head side by side, and the r heads of a group: [b g r·t k]."""
+    return _merged(x.transpose(0, 2, 3, 1, 4))
+
+
+def _positions_first(x: Float[Array, "b g _ k"], t: int) -> Float[Array, "b t g r k"]:
+    """Undo `_heads_first` for heads of t positions."""
+    return x.reshape(*x.shape[:2], -1, t, x.shape[3]).transpose(0, 3, 1, 2, 4)
+
+
+def _merged(x: Float[Array, "b g r t s"]) -> Float[Array, "b g _ s"]:
+    return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], x.shape[4])

@@ -107,11 +107,12 @@ def test_scores_of_a_cache_are_float32_where_activations_are_bfloat16(queries):
     np.testing.assert_allclose(*weights, atol=1e-6)
 
 
+@only_on_cpus  # elsewhere the two products may be rounded otherwise; test_matmul.py compares them, too
 def test_the_gradient_of_float32_scores_is_that_of_autodiff():
     q, k = jax.random.normal(jax.random.key(0), (2, 5, 2, 3, 8)), jax.random.normal(jax.random.key(1), (2, 7, 2, 8))
     plain = functools.partial(jnp.einsum, "btgrk,bsgk->bgrts")
     found, expected = (jax.grad(lambda *x, f=f: jnp.sin(f(*x)).sum(), (0, 1))(q, k) for f in (query_key_scores, plain))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
