@@ -84,3 +84,16 @@ def test_tpus_keep_no_input_of_the_second_projection(activation, arrays):
         _, pull_back = jax.eval_shape(lambda p: jax.vjp(loss, p), params)
     shapes = [leaf.shape for leaf in jax.tree.leaves(pull_back)]
     assert shapes.count((FIELDS["num_layers"], 8, 16, FIELDS["d_ff"])) == 2 * arrays  # of encoder and decoder
+
+
+def test_tpus_keep_no_masks_of_dropout():
+    loss, params = loss_of("none", activation_dropout=0.1, **SMOOTH)
+
+    def masks():
+        _, pull_back = jax.eval_shape(lambda p: jax.vjp(loss, p), params)
+        shapes = [leaf.shape[-3:] for leaf in jax.tree.leaves(pull_back) if leaf.dtype == bool]
+        return {shape for shape in shapes if shape[0] == 8}  # rows: those of attention have heads there
+
+    assert masks() == {(8, 16, 16), (8, 16, 64)}
+    with compiling_for(Target("tpu")):
+        assert masks() == set()

@@ -12,7 +12,9 @@ import itertools
 from collections.abc import Sequence
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, Int
 
@@ -20,16 +22,24 @@ from jformer.models.cache import KeyValue
 from jformer.models.layers.dot_product import attend, attend_few_queries, attend_in_chunks, attend_in_slices
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.initializers import kernel_init
-from jformer.models.layers.kernels import Call, attend_cudnn, attend_splash, choose_kernel, known_length
+from jformer.models.layers.kernels import SPLASH, Call, attend_cudnn, attend_splash, choose_kernel, known_length
 from jformer.models.layers.linear import Dense
 from jformer.models.layers.matmul import matmul
 from jformer.models.layers.positions import apply_rotary
 from jformer.models.layers.transformer_xl import Distances
 from jformer.models.layers.visibility import Visibility
 from jformer.models.model_config import ModelConfig
-from jformer.parallel.activations import COLUMN, ROW, heads_to_positions, own_heads, parts, positions_to_heads
+from jformer.parallel.activations import (
+    COLUMN,
+    ROW,
+    heads_to_positions,
+    manual_parts,
+    own_heads,
+    parts,
+    positions_to_heads,
+)
 from jformer.parallel.backend import target
-from jformer.parallel.mesh import FSDP, TENSOR
+from jformer.parallel.mesh import FSDP, SEQUENCE, TENSOR
 
 
 class Attention(nn.Module):
@@ -125,8 +135,8 @@ class Attention(nn.Module):
         )
         choice = choose_kernel(c, target(), call)
         if choice.kernel == "splash":  # chosen only without bias and dropout
-            values = attend_splash(q, kv, visible, scale)
-        elif choice.kernel == "cudnn":
+            return self._attend_splash(q, kv, visible, scale)
+        if choice.kernel == "cudnn":
             values = attend_cudnn(q, kv, visible, bias, scale)
         elif choice.kernel == "chunked":
             values = attend_in_chunks(q, kv, visible, bias, scale, drop_weights, choice.chunk)
@@ -139,6 +149,28 @@ class Attention(nn.Module):
             self.sow("intermediates", "mask", mask)
         values = heads_to_positions(values, c.num_heads, c.kv_heads)
         return self.o(values.reshape(*x.shape[:-1], -1))  # [b t h u] → [b t h·u]
+
+    def _attend_splash(
+        self, q: Float[Array, "b t h k"], kv: KeyValue, visible: Visibility, scale: float
+    ) -> Float[Array, "b t d"]:
+        """Attend in the fused kernel of TPUs, saving each array once for the backward pass, and none with gaps.
+
+        The kernel takes and saves arrays [b h t k], whose last axis TPUs pad to 128, beside the projections [b t h·k].
+        Here projections are saved, and transposed again; the input of `o` is made again from the kernel's output.
+        """
+        c, arrays = self.config, (q, kv["k"], kv["v"])
+
+        def attend(self: Attention, flat: Sequence[Array], visible: Visibility) -> Array:
+            q, k, v = (x.reshape(like.shape) for x, like in zip(flat, arrays, strict=True))
+            values = attend_splash(q, {"k": k, "v": v}, visible, scale)
+            values = heads_to_positions(values, c.num_heads, c.kv_heads)
+            if manual_parts(SEQUENCE) > 1:  # sent between devices, which is not done twice
+                values = checkpoint_name(values, SPLASH)
+            return self.o(values.reshape(*values.shape[:2], -1))
+
+        flat = [x.reshape(*x.shape[:2], -1) for x in arrays]
+        policy = jax.checkpoint_policies.save_only_these_names(SPLASH)
+        return nn.remat(attend, policy=policy, prevent_cse=False)(self, flat, visible)
 
     def project_for_cache(
         self, y: Float[Array, "b t d"], m: int, positions: Int[Array, "b t"] | None = None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jformer.parallel.activations import own_positions, parts
 from jformer.parallel.backend import target
@@ -88,19 +88,31 @@ def dropout(
     words = mix(words ^ key.rows.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35))  # [b]
     for place in [own_positions(size) for size in inner] if places is None else places:
         words = mix(words[..., None] + place.astype(jnp.uint32) * jnp.uint32(0x27D4EB2F))  # → [b … size]
-    half, threshold = (features + 1) // 2, round(rate * 65_536)
-    # Two ways to the same mask. Joining halves takes half the hashes, but one more fusion on GPUs, and an exchange
-    # between devices that share the features.
+    threshold = round(rate * 65_536)
+    scale = jnp.asarray(65_536 / (65_536 - threshold), x.dtype)
+
+    def drop(x: Array, words: Array) -> Array:
+        return jnp.where(_mask(words, threshold, first, size, features), x * scale, 0)
+
+    if target().platform == "tpu":  # hash again for gradients instead of writing and reading masks
+        drop = jax.checkpoint(drop)
+    return drop(x, words)
+
+
+def _mask(words: UInt32[Array, "*a"], threshold: int, first: int, size: int, features: int) -> Bool[Array, "*a f"]:
+    """Draw which features are kept, `size` of a row's `features` from `first` on, from the words of positions.
+
+    There are two ways to the same mask. Joining halves takes half the hashes, but one more fusion on GPUs, and an
+    exchange between devices that share the features.
+    """
+    half = (features + 1) // 2
     if target().platform == "gpu" or parts(TENSOR) > 1:
         place = jnp.arange(first, first + size, dtype=jnp.uint32)
         bits = hash_places(words, place % half) >> jnp.where(place < half, 0, 16).astype(jnp.uint32)
-        kept = (bits & 0xFFFF) >= threshold
-    else:
-        words = hash_places(words, jnp.arange(min(half, first + size), dtype=jnp.uint32))
-        kept = jnp.concatenate([(words & 0xFFFF) >= threshold, (words >> 16) >= threshold], axis=-1)
-        kept = kept[..., first : first + size]
-    scale = 65_536 / (65_536 - threshold)
-    return jnp.where(kept, x * jnp.asarray(scale, x.dtype), 0)
+        return (bits & 0xFFFF) >= threshold
+    words = hash_places(words, jnp.arange(min(half, first + size), dtype=jnp.uint32))
+    kept = jnp.concatenate([(words & 0xFFFF) >= threshold, (words >> 16) >= threshold], axis=-1)
+    return kept[..., first : first + size]
 
 
 def hash_places(words: UInt32[Array, "*a"], places: UInt32[Array, " f"]) -> UInt32[Array, "*a f"]:

@@ -29,7 +29,9 @@ ON_CHIP = 2**23  # scores of a chunk there, tens of MB, that stay beside the cor
 LEAST_SCORES = 2**15  # of a head in a chunk: with fewer, a chunk moves as many bytes
 LEAST_PAIRS = 512**2  # from which splash attention pays off: a block costs a third of a microsecond (same record)
 LANES = 128  # splash attention takes multiples of this many positions
-BLOCKS = (512, 256, LANES)  # of positions, the largest that divides the length
+BLOCKS = (2_048, 1_024, 512, 256, LANES)  # of positions
+BLOCK = 512  # up to which they may be as long as a row
+SPLASH = "splash"  # what splash attention saves for the backward pass, in a policy of jax.checkpoint
 FUSED = {"tpu": "splash", "gpu": "cudnn"}
 MULTIPLES = {"splash": LANES, "cudnn": 8}  # of positions, which a fused kernel takes without padding rows
 CUDNN_NEEDS = 8.0  # compute capability: Ampere
@@ -158,7 +160,7 @@ def _build_error(device: jax.Device, kernel: str, dtype: str, size: int, causal:
 
     It runs in its own thread, because this one may be tracing a program over a mesh.
     """
-    length = BLOCKS[0]
+    length = BLOCK
 
     def total(x: Array, bias: Array | None) -> Array:
         kv: KeyValue = {"k": x, "v": x}
@@ -185,9 +187,24 @@ def _build_error(device: jax.Device, kernel: str, dtype: str, size: int, causal:
     return ""
 
 
-def block_of(length: int) -> int:
-    """Return the block size of splash attention for a length."""
-    return next(block for block in BLOCKS if length % block == 0)
+def splash_blocks(queries: int, keys: int, size: int) -> dict[str, tuple[int, int]]:
+    """Return how many queries and keys a block of splash attention has in its kernels, `fwd` and `dkv`.
+
+    Forward, the keys are read again for each block of queries. Backward, the queries are read again for each block of
+    keys, which also writes its share of their gradient. But only whole blocks that the mask hides are skipped, and on a
+    v4 and a v5p, large ones fit beside the cores only for heads of up to 128 (`size`).
+    """
+    forward, backward = (1_024, 2_048) if size <= LANES else (BLOCK, BLOCK)
+    return {
+        "fwd": (_block_of(queries, forward), _block_of(keys, forward)),
+        "dkv": (_block_of(queries), _block_of(keys, backward)),
+    }
+
+
+def _block_of(length: int, most: int = BLOCK) -> int:
+    """Return the largest block size that divides a length; above `BLOCK`, a row has at least four blocks."""
+    sizes = (block for block in BLOCKS if block <= most and length % block == 0)
+    return next(block for block in sizes if block <= BLOCK or 4 * block <= length)
 
 
 def attend_cudnn(
@@ -239,7 +256,8 @@ def attend_splash(
 ) -> Float[Array, "b t h k"]:
     """Attend with JAX's splash kernel for TPUs, block by block, skipping blocks that the mask hides.
 
-    Padding attends to padding, unlike in our own code; no other position reads it.
+    Padding attends to padding, unlike in our own code; no other position reads it. One kernel computes all gradients,
+    where separate ones would make scores twice; it needs the output and the logarithms of the sums, named `SPLASH`.
 
     Args:
         q, kv, scale: those of `dot_product.attend`, with t and s multiples of 128.
@@ -252,13 +270,20 @@ def attend_splash(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     t, s = q.shape[1], kv["k"].shape[1]
-    rows, columns = block_of(t), block_of(s)
-    sizes = splash.BlockSizes(rows, columns, columns, rows, columns, columns, rows, columns)
+    blocks, at_once = splash_blocks(t, s, q.shape[3]), _block_of(s)
+    sizes = splash.BlockSizes(*blocks["fwd"], at_once, *blocks["dkv"], at_once, use_fused_bwd_kernel=True)
     mask = getattr(masks, SPLASH_MASKS[visible.rule])((t, s))
 
     def attend(q: Array, k: Array, v: Array, query: Array, key: Array) -> Array:
         heads = masks.MultiHeadMask([mask] * q.shape[2])
-        kernel = splash.make_splash_mha(heads, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
+        kernel = splash.make_splash_mha(
+            heads,
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=1,
+            residual_checkpoint_name=SPLASH,
+            interpret=interpret,
+        )
         q, k, v = (x.swapaxes(1, 2) for x in (q * scale, k, v))  # [b t h k] → [b h t k]
         values = jax.vmap(kernel)(q, k, v, splash.SegmentIds(query, key))
         return values.swapaxes(1, 2)  # → [b t h k]

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from jformer.models.layers.kernels import block_of
+from jformer.models.layers.kernels import splash_blocks
 from jformer.tools.forecast.hlo import CONTROL, Computation, Instruction, Leaf, Program, runs
 
 FREE = {  # move nothing, or what is counted elsewhere
     *CONTROL, "after-all", "bitcast", "constant", "get-tuple-element", "iota", "parameter", "partition-id", "tuple",
 }  # fmt: skip
 FUSIONS = ("fusion", "fusion-start")
-KERNEL = re.compile(r"splash_\w+?_(fwd|dkv|dq)_")  # JAX's names of the kernels of splash attention
-PRODUCTS = {"fwd": 2, "dkv": 4, "dq": 3}  # products of a query and a key per pair
-PRODUCTS_ONCE = {"fwd": 2, "dkv": 3, "dq": 1}  # the same without those that another kernel has made
+KERNEL = re.compile(r"splash_\w+?_(fwd|dkv)_")  # JAX's names of the kernels of splash attention
+PRODUCTS = {"fwd": 2, "dkv": 5}  # products of a query and a key per pair
+PRODUCTS_ONCE = {"fwd": 2, "dkv": 4}  # the same without that which the other kernel has made
 LIBRARY = re.compile(r"__(cublas|cudnn)\$(\w+)")  # XLA:GPU's names of calls of NVIDIA's libraries
 SCORES = re.compile(
     r'"intermediate_tensor_shape":\s*\{[^{}]*?"dimensions":\s*\[([^\]]*)\]'
@@ -95,7 +95,7 @@ def costs(program: Program, name: str, instructions: Iterable[Instruction]) -> t
 
 
 def kernel_of(each: Instruction) -> str:
-    """Return the kernel of splash attention that an instruction is: fwd, dkv or dq; '' for all others."""
+    """Return the kernel of splash attention that an instruction is: fwd or dkv; '' for all others."""
     found = each.opcode == "custom-call" and KERNEL.match(each.name)
     return found[1] if found else ""
 
@@ -137,12 +137,12 @@ def _attended(computation: Computation, each: Instruction, once: bool = False) -
     wide = [leaf for leaf in leaves if leaf not in whole_numbers]
     q, k, v = wide[:3]
     (b, h, t, size), s = (1, *q.dims)[-4:], k.dims[-2]  # a single row has no axis
-    rows, columns = block_of(t), block_of(s)
+    kernel = kernel_of(each)
+    rows, columns = splash_blocks(t, s, size)[kernel]
     segments = 2 if "segmented" in each.name else 0  # of both sides; further whole numbers are positions for a mask
     causal = sum(leaf.dtype == "s32" for leaf in leaves) > segments
     starts = [(i, j) for i in range(t // rows) for j in range(s // columns)]
     visited = sum(not causal or (i + 1) * rows > j * columns for i, j in starts)
-    kernel = kernel_of(each)
     again = [wide[0], *wide[3:]] if kernel == "dkv" else [k, v]  # for every block of the other side
     times = visited / (t // rows if kernel == "dkv" else s // columns)
     first = sum(leaf.bytes for leaf in (*leaves, *each.leaves)) - sum(leaf.bytes for leaf in again)
