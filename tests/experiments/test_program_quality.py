@@ -1,3 +1,5 @@
+import pytest
+
 from experiments.faults.program_quality import Overlap, gathered_twice, ideal_traffic, overlap
 from jformer.tools.forecast import cost_analysis, hlo
 
@@ -83,6 +85,57 @@ def test_an_unrolled_loop_runs_as_often_as_its_counter_takes_steps():
     assert hlo.runs(program(*lines, before=single))["body"] == 5
     unknown = LOOP.replace("tuple(%k, %y)", "tuple(%i, %y)")
     assert hlo.runs(program(*lines, before=unknown))["body"] == 5
+
+
+SPARSECORE = """
+%called (table: f32[500,8], rows: s32[2]) -> f32[2,8] {
+  %table = f32[500,8]{1,0} parameter(0)
+  %rows = s32[2]{0} parameter(1)
+  ROOT %gather = f32[2,8]{1,0} gather(%table, %rows), offset_dims={1}, slice_sizes={1,8}
+}
+"""
+
+
+def test_a_core_beside_gathers_the_rows_that_it_needs_not_the_table():
+    arrays = "(f32[500,8]{1,0}, s32[2]{0}), f32[2,8]{1,0}"
+    lines = (
+        "%table.1 = f32[500,8]{1,0} parameter(1)",
+        "%rows.1 = s32[2]{0} parameter(2)",
+        '%start = ((), (), (s32[1]{0})) call-start(), async_execution_thread="sparsecore", to_apply=%called',
+        f"%update = ({arrays}) call-update(%start, %table.1, %rows.1)",
+        "%done = f32[2,8]{1,0} call-done(%update)",
+    )
+    copied, gathered = 2 * 4 * 8 * 8, 2 * 4 * 2 * 8
+    assert cost_analysis.traffic(program(*lines, ROOT, before=SPARSECORE)) == copied + gathered
+
+
+SCATTER = """
+%inner (sums: f32[500,8], rows: s32[2], new: f32[2,8]) -> f32[500,8] {
+  %sums = f32[500,8]{1,0} parameter(0)
+  %rows = s32[2]{0} parameter(1)
+  %new = f32[2,8]{1,0} parameter(2)
+  ROOT %scatter = f32[500,8]{1,0} scatter(%sums, %rows, %new), update_window_dims={1}, to_apply=%add
+}
+
+%outer (sums.1: f32[500,8], rows.1: s32[2], new.1: f32[2,8]) -> f32[500,8] {
+  %sums.1 = f32[500,8]{1,0} parameter(0)
+  %rows.1 = s32[2]{0} parameter(1)
+  %new.1 = f32[2,8]{1,0} parameter(2)
+  ROOT %nested = f32[500,8]{1,0} fusion(%sums.1, %rows.1, %new.1), kind=kCustom, calls=%inner
+}
+"""
+
+
+@pytest.mark.parametrize("instruction", ["scatter({})", "fusion({}), kind=kCustom, calls=%outer"])
+def test_a_scatter_reads_and_writes_the_rows_that_it_adds_to(instruction):
+    lines = (
+        "%sums.2 = f32[500,8]{1,0} parameter(1)",
+        "%rows.2 = s32[2]{0} parameter(2)",
+        "%new.2 = f32[2,8]{1,0} parameter(3)",
+        f"%sum = f32[500,8]{{1,0}} {instruction.format('%sums.2, %rows.2, %new.2')}",
+    )
+    copied, rows, places = 2 * 4 * 8 * 8, 4 * 2 * 8, 4 * 2
+    assert cost_analysis.traffic(program(*lines, ROOT, before=SCATTER)) == copied + 3 * rows + places
 
 
 def splash(kind, causal):

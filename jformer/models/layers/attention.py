@@ -152,7 +152,7 @@ class Attention(nn.Module):
 
     def _attend_splash(
         self, q: Float[Array, "b t h k"], kv: KeyValue, visible: Visibility, scale: float
-    ) -> Float[Array, "b t d"]:
+    ) -> Float[Array, "b p d"]:
         """Attend in the fused kernel of TPUs, saving each array once for the backward pass, and none with gaps.
 
         The kernel takes and saves arrays [b h t k], whose last axis TPUs pad to 128, beside the projections [b t h·k].

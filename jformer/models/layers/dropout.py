@@ -95,7 +95,7 @@ def dropout(
         return jnp.where(_mask(words, threshold, first, size, features), x * scale, 0)
 
     if target().platform == "tpu":  # hash again for gradients instead of writing and reading masks
-        drop = jax.checkpoint(drop)
+        drop = jax.checkpoint(drop, prevent_cse=False)
     return drop(x, words)
 
 

@@ -10,7 +10,8 @@ from jformer.models.layers.kernels import splash_blocks
 from jformer.tools.forecast.hlo import CONTROL, Computation, Instruction, Leaf, Program, runs
 
 FREE = {  # move nothing, or what is counted elsewhere
-    *CONTROL, "after-all", "bitcast", "constant", "get-tuple-element", "iota", "parameter", "partition-id", "tuple",
+    *CONTROL, "after-all", "bitcast", "call-update", "constant", "get-tuple-element", "iota", "parameter",
+    "partition-id", "tuple",
 }  # fmt: skip
 FUSIONS = ("fusion", "fusion-start")
 KERNEL = re.compile(r"splash_\w+?_(fwd|dkv)_")  # JAX's names of the kernels of splash attention
@@ -23,6 +24,7 @@ SCORES = re.compile(
 ATTENTION_PRODUCTS = {False: 2, True: 5}  # of a query and a key per pair, forward and backward, which scores again
 REMAT = "/rematted_computation/"  # in JAX's names of what a backward pass repeats of the forward pass
 LAYOUTS = ("bitcast", "convert", "copy")  # in a fusion: they read only the part of their operand that is used
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in place, with the values of this operand
 SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as many bytes as they output
 
 
@@ -189,6 +191,8 @@ def _moved(program: Program, computation: Computation, each: Instruction) -> int
         return 2 * _slow(each.leaves[:1])
     if each.opcode == "dynamic-update-slice":
         return 2 * _slow(operands[1].leaves)
+    if each.opcode == "scatter":  # adds to what is there
+        return _slow(operands[1].leaves) + 3 * _slow(operands[2].leaves)
     if each.opcode == "copy-start":  # into, out of or within HBM
         return _slow(each.leaves[:2])
     if each.opcode.endswith("-start"):  # its type includes the operand
@@ -213,7 +217,7 @@ def _moved_by_fusion(program: Program, outer: Computation, each: Instruction) ->
     given = sum(len(outer[name].leaves) for name in each.operands) if each.opcode == "fusion-start" else 0
     for result, leaf in zip(written, each.leaves[given:], strict=False):  # the type of a start includes the operands
         if not leaf.fast:
-            yield _updated(result, inner)
+            yield _updated(program, result, inner)
 
 
 def _parameter(computation: Computation, place: int) -> Instruction:
@@ -237,8 +241,9 @@ def _shares_read(program: Program, computation: Computation, output: float = 1.0
                 share = _shares_read(program, inner, shares[each.name])[_parameter(inner, place).name]
             elif each.opcode in SLICES and not place:
                 share = shares[each.name] * _size(each) / (_size(value) or 1)
-            elif each.opcode == "dynamic-update-slice" and not place:
-                share = 0.0  # the rest stays where it is
+            elif each.opcode in UPDATES and not place:  # the rest stays where it is
+                added = _size(computation[each.operands[2]]) if each.opcode == "scatter" else 0
+                share = added / (_size(value) or 1)
             elif each.opcode in LAYOUTS and _size(each) == _size(value):
                 share = shares[each.name]
             shares[name] = min(1.0, shares[name] + share)
@@ -249,11 +254,15 @@ def _size(value: Instruction) -> int:
     return sum(math.prod(leaf.dims) for leaf in value.leaves)
 
 
-def _updated(result: Instruction, inner: Computation) -> int:
-    while result.opcode == "bitcast":
-        result = inner[result.operands[0]]
-    if result.opcode == "dynamic-update-slice":
-        result = inner[result.operands[1]]
+def _updated(program: Program, result: Instruction, inner: Computation) -> int:
+    while result.opcode in ("bitcast", "fusion"):
+        if result.opcode == "bitcast":
+            result = inner[result.operands[0]]
+        else:
+            inner = program.computations[result.calls[0]]
+            result = _root(inner)
+    if result.opcode in UPDATES:
+        result = inner[result.operands[UPDATES[result.opcode]]]
     if result.opcode == "get-tuple-element" and (called := inner[result.operands[0]]) and library_of(called):
         result = result if int(result.attribute("index")) < len(_results(called)) else result._replace(type="")
     return sum(leaf.bytes for leaf in _results(result))

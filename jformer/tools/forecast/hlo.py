@@ -17,7 +17,13 @@ LEAF = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)')
-CONTROL = ("while", "call", "conditional", "async-start")  # run their computations step by step; others are kernels
+CONTROL = (
+    "while",
+    "call",
+    "conditional",
+    "async-start",
+    "call-start",
+)  # run their computations step by step; others are kernels
 
 
 class Leaf(NamedTuple):

@@ -35,8 +35,11 @@ from jformer.models.vision_config import VisionConfig
 from jformer.parallel.activations import over_rows_and_heads
 from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
+from jformer.parallel.sharding import put_batch
+from jformer.tasks.task import make_loss, token_loss
 from jformer.tools.forecast.topology import open_topology
 from jformer.training.introduction import kernel_line
+from jformer.training.step import make_gradient
 from tests.conftest import TINY, make_batch, run
 from tests.models.reference import random_params
 from tests.slow import slow_but
@@ -221,6 +224,20 @@ def test_a_model_takes_the_fused_kernel_in_all_three_places(monkeypatch):
         fused = jax.jit(lambda p, b: model.apply({"params": p}, b))(params, batch)
     assert list(seen) == [(128, 128, False), (256, 256, True), (256, 128, False)]
     np.testing.assert_allclose(fused, own, atol=2e-5 * np.abs(own).max())
+
+
+def test_devices_that_share_rows_send_the_output_of_the_fused_kernel_once(tiny, monkeypatch):
+    """Queries, keys, values and the output, and their gradients; the output is not sent again for gradients."""
+    monkeypatch.setattr(kernels, "LEAST_PAIRS", 1)
+    model, params = tiny(family="decoder", num_layers=1, max_length=256)
+    mesh, batch = make_mesh(1, sequence=2), make_batch([64], [64])
+    batch = {name: np.repeat(x, 4, axis=1) if x.ndim == 2 else x for name, x in batch.items()}
+    with compiling_for(TPU):
+        gradient = make_gradient(make_loss(model, token_loss(0.1)), mesh)
+        arguments = params, put_batch(mesh, {name: x[None] for name, x in batch.items()}), jax.random.key(0)
+        text = str(jax.make_jaxpr(gradient)(*arguments))
+    assert text.count("splash_mha_dkv") > 0
+    assert text.count("all_to_all[") == 4 + 4
 
 
 @pytest.mark.slow
