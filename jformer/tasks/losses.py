@@ -30,7 +30,7 @@ Values = dict[str, Array]
 
 CHUNK = {  # logits that a device computes at a time
     "cpu": 2**21,  # small enough for the cache of a core
-    "tpu": 2**28,  # as each chunk reads and writes the gradient of the whole table
+    "tpu": 2**29,  # as each chunk reads and writes the gradient of the whole table
 }
 LARGE_CHUNK = 2**26  # of other accelerators: large enough to keep them busy
 NOWHERE = -1e30  # the logit of a non-candidate; finite, as a microbatch may have no candidate at all
