@@ -153,10 +153,11 @@ class Attention(nn.Module):
     def _attend_splash(
         self, q: Float[Array, "b t h k"], kv: KeyValue, visible: Visibility, scale: float
     ) -> Float[Array, "b p d"]:
-        """Attend in the fused kernel of TPUs, saving each array once for the backward pass, and none with gaps.
+        """Attend in the fused kernel of TPUs and project, saving no array twice for the backward pass.
 
-        The kernel takes and saves arrays [b h t k], whose last axis TPUs pad to 128, beside the projections [b t h·k].
-        Here projections are saved, and transposed again; the input of `o` is made again from the kernel's output.
+        The kernel takes arrays [b h t k], whose last axis TPUs pad to 128, and would save them beside the projections
+        [b t h·k]. Only the projections are saved here, and transposed again. Of the kernel's output and the input of
+        `o`, its transpose, only the first is saved.
         """
         c, arrays = self.config, (q, kv["k"], kv["v"])
 

@@ -17,13 +17,8 @@ LEAF = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)')
-CONTROL = (
-    "while",
-    "call",
-    "conditional",
-    "async-start",
-    "call-start",
-)  # run their computations step by step; others are kernels
+# These run their computations step by step; other instructions are kernels.
+CONTROL = ("while", "call", "conditional", "async-start", "call-start")
 
 
 class Leaf(NamedTuple):
