@@ -159,11 +159,16 @@ def test_causal_rows_are_sliced_where_no_fused_kernel_attends():
     assert {choose_kernel(config, H100, call._replace(**other)).kernel for other in others} == {"own"}
 
 
-@pytest.mark.parametrize("causal", slow_but([True, False], False), ids=["causal", "cross"])
-def test_splash_attention_gives_our_values_and_gradients(causal, monkeypatch):
-    """Two blocks, packed rows with padding, a head of keys that two heads of queries share, another length of keys."""
-    monkeypatch.setattr(kernels, "BLOCKS", (128,))
-    query, key = jnp.asarray(QUERY), jnp.asarray(QUERY if causal else KEY)
+@pytest.mark.parametrize("case", slow_but(["causal", "cross", "long"], "cross"))
+def test_splash_attention_gives_our_values_and_gradients(case, monkeypatch):
+    """Two blocks, packed rows with padding, a head of keys that two heads of queries share, another length of keys.
+
+    Of long rows of keys, blocks are larger than what is computed at once.
+    """
+    if case != "long":
+        monkeypatch.setattr(kernels, "BLOCKS", (128,))
+    causal, times = case == "causal", 32 if case == "long" else 1
+    query, key = jnp.asarray(QUERY), jnp.asarray(QUERY if causal else np.repeat(KEY, times, axis=1))
     visible = visibility(query, key, causal)
     keys = jax.random.split(jax.random.key(0), 4)
     q, weights = (jax.random.normal(each, (2, T, H, K)) for each in keys[:2])
