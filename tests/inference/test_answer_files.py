@@ -323,7 +323,8 @@ def test_silence_is_broken_while_lines_are_answered(echo, source, tmp_path, monk
     opening = "opening the trained run"  # says so too, where that takes longer than the silence
     said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(opening)]
     assert said[0] == "no line answered yet, 0 s"
-    assert re.fullmatch(r"5 lines, [\d.]+ a second, 0:00 left", said[-2])
+    # Of the first batch, however often the last lines are told where this thread waits for a core.
+    assert any(re.fullmatch(r"5 lines, [\d.]+ a second, 0:00 left", line) for line in said)
 
 
 def test_a_terminal_sees_a_bar_as_wide_as_it_is_and_no_colours(echo, source, tmp_path, monkeypatch):
