@@ -147,8 +147,14 @@ class Attention(nn.Module):
             values, weights = attend(q, kv, mask, bias, scale, drop_weights)
             self.sow("intermediates", "weights", weights)
             self.sow("intermediates", "mask", mask)
-        values = heads_to_positions(values, c.num_heads, c.kv_heads)
-        return self.o(values.reshape(*x.shape[:-1], -1))  # [b t h u] → [b t h·u]
+        return self._project(values)
+
+    def _project(self, values: Float[Array, "b t e u"]) -> Float[Array, "b p d"]:
+        """Project the values that queries have attended to."""
+        values = heads_to_positions(values, self.config.num_heads, self.config.kv_heads)
+        if manual_parts(SEQUENCE) > 1:  # sent between devices, which `_attend_splash` does not do twice
+            values = checkpoint_name(values, SPLASH)
+        return self.o(values.reshape(*values.shape[:2], -1))  # [b p h u] → [b p h·u]
 
     def _attend_splash(
         self, q: Float[Array, "b t h k"], kv: KeyValue, visible: Visibility, scale: float
@@ -159,15 +165,11 @@ class Attention(nn.Module):
         [b t h·k]. Only the projections are saved here, and transposed again. Of the kernel's output and the input of
         `o`, its transpose, only the first is saved.
         """
-        c, arrays = self.config, (q, kv["k"], kv["v"])
+        arrays = q, kv["k"], kv["v"]
 
         def attend(self: Attention, flat: Sequence[Array], visible: Visibility) -> Array:
             q, k, v = (x.reshape(like.shape) for x, like in zip(flat, arrays, strict=True))
-            values = attend_splash(q, {"k": k, "v": v}, visible, scale)
-            values = heads_to_positions(values, c.num_heads, c.kv_heads)
-            if manual_parts(SEQUENCE) > 1:  # sent between devices, which is not done twice
-                values = checkpoint_name(values, SPLASH)
-            return self.o(values.reshape(*values.shape[:2], -1))
+            return self._project(attend_splash(q, {"k": k, "v": v}, visible, scale))
 
         flat = [x.reshape(*x.shape[:2], -1) for x in arrays]
         policy = jax.checkpoint_policies.save_only_these_names(SPLASH)

@@ -255,12 +255,11 @@ def _size(value: Instruction) -> int:
 
 
 def _updated(program: Program, result: Instruction, inner: Computation) -> int:
-    while result.opcode in ("bitcast", "fusion"):
-        if result.opcode == "bitcast":
-            result = inner[result.operands[0]]
-        else:
-            inner = program.computations[result.calls[0]]
-            result = _root(inner)
+    if result.opcode == "bitcast":
+        return _updated(program, inner[result.operands[0]], inner)
+    if result.opcode == "fusion":
+        fused = program.computations[result.calls[0]]
+        return _updated(program, _root(fused), fused)
     if result.opcode in UPDATES:
         result = inner[result.operands[UPDATES[result.opcode]]]
     if result.opcode == "get-tuple-element" and (called := inner[result.operands[0]]) and library_of(called):
