@@ -138,12 +138,13 @@ def test_a_scatter_reads_and_writes_the_rows_that_it_adds_to(instruction):
     assert cost_analysis.traffic(program(*lines, ROOT, before=SCATTER)) == copied + 3 * rows + places
 
 
-def splash(kind, causal):
+def splash(kind, causal, positions_last=True):
     array, side = "bf16[2,3,1024,64]{3,2,1,0}", "f32[2,3,8,1024]{3,2,1,0}"
+    taken = "bf16[2,3,64,1024]{3,2,1,0}" if positions_last else array
     output = array if kind == "fwd" else f"(bf16[2,2,3,1024,64]{{4,3,2,1,0}}, {array}, {array})"
     positions = ", %positions" if causal else ""
     return program(
-        *(f"%{name} = {array} parameter({i})" for i, name in enumerate("qkv", 1)),
+        *(f"%{name} = {taken} parameter({i})" for i, name in enumerate("qkv", 1)),
         f"%lse = {side} parameter(4)",
         "%positions = s32[1024,128]{1,0} parameter(5)",
         f"%splash_mha_{kind}_no_residuals.1 = {output} custom-call(%q, %k, %v, %lse"
@@ -160,6 +161,7 @@ def test_products_and_bytes_of_splash_attention_follow_from_its_blocks():
     pairs, array = 2 * 3 * 1_024 * 1_024, 2 * 2 * 3 * 1_024 * 64
     assert cost_analysis.flops(splash("fwd", causal=False)) == 2 * 2 * pairs * 64
     assert cost_analysis.flops(splash("dkv", causal=True)) == 2 * 5 * pairs * 64 * 3 / 4
+    assert cost_analysis.flops(splash("dkv", causal=True, positions_last=False)) == 2 * 5 * pairs * 64 * 3 / 4
     assert cost_analysis.flops(splash("dkv", causal=True), once=True) == 2 * 4 * pairs * 64
     side, copied = 4 * 2 * 3 * 8 * 1_024, 2 * 4 * 8 * 8  # the copy at the end moves its own
     assert cost_analysis.traffic(splash("fwd", causal=False)) == copied + 2 * array + 2 * array * 2 + side

@@ -161,9 +161,9 @@ class Attention(nn.Module):
     ) -> Float[Array, "b p d"]:
         """Attend in the fused kernel of TPUs and project, saving no array twice for the backward pass.
 
-        The kernel takes arrays [b h t k], whose last axis TPUs pad to 128, and would save them beside the projections
-        [b t h·k]. Only the projections are saved here, and transposed again. Of the kernel's output and the input of
-        `o`, its transpose, only the first is saved.
+        The kernel would save its arrays as [b h t k], whose last axis TPUs pad to 128, beside the projections
+        [b t h·k]. Only the projections are saved here, in the order in which the kernel reads them. Of the kernel's
+        output and the input of `o`, its transpose, only the first is saved.
         """
         arrays = q, kv["k"], kv["v"]
 

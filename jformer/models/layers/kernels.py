@@ -258,6 +258,8 @@ def attend_splash(
 
     Padding attends to padding, unlike in our own code; no other position reads it. One kernel computes all gradients,
     where separate ones would make scores twice; it needs the output and the logarithms of the sums, named `SPLASH`.
+    Positions are the last axis in memory: projections are written so, without a transpose, and TPUs do not pad them, as
+    they pad the axis of a head's size to 128.
 
     Args:
         q, kv, scale: those of `dot_product.attend`, with t and s multiples of 128.
@@ -271,7 +273,8 @@ def attend_splash(
 
     t, s = q.shape[1], kv["k"].shape[1]
     blocks, at_once = splash_blocks(t, s, q.shape[3]), _block_of(s)
-    sizes = splash.BlockSizes(*blocks["fwd"], at_once, *blocks["dkv"], at_once, use_fused_bwd_kernel=True)
+    order = dict.fromkeys(("q_layout", "k_layout", "v_layout"), splash.QKVLayout.SEQ_MINOR)  # [b h k t] in memory
+    sizes = splash.BlockSizes(*blocks["fwd"], at_once, *blocks["dkv"], at_once, use_fused_bwd_kernel=True, **order)
     mask = getattr(masks, SPLASH_MASKS[visible.rule])((t, s))
 
     def attend(q: Array, k: Array, v: Array, query: Array, key: Array) -> Array:

@@ -138,7 +138,9 @@ def _attended(computation: Computation, each: Instruction, once: bool = False) -
     whole_numbers = [leaf for leaf in leaves if leaf.dtype[0] == "s"]
     wide = [leaf for leaf in leaves if leaf not in whole_numbers]
     q, k, v = wide[:3]
-    (b, h, t, size), s = (1, *q.dims)[-4:], k.dims[-2]  # a single row has no axis
+    (b, h), t = (1, *q.dims)[-4:-2], each.leaves[0].dims[-2]  # a single row has no axis
+    size = math.prod(q.dims[-2:]) // t  # q and k may have positions last, outputs have not
+    s = math.prod(k.dims[-2:]) // size
     kernel = kernel_of(each)
     rows, columns = splash_blocks(t, s, size)[kernel]
     segments = 2 if "segmented" in each.name else 0  # of both sides; further whole numbers are positions for a mask

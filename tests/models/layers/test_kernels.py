@@ -291,6 +291,23 @@ def test_attention_to_8192_tokens_stores_no_scores_on_a_tpu(chip):
     assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2
 
 
+@needs_libtpu
+def test_a_tpu_writes_projections_as_its_attention_kernel_reads_them():
+    """Nothing but the kernel's output is transposed, forward."""
+    place = NamedSharding(Mesh(np.array(open_topology("v5e:2x2").devices[:1]), "x"), PartitionSpec())
+    x, kernel = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place) for shape in ((4, 1_024, 768), (768, 12 * 64))
+    )
+    segments = jax.ShapeDtypeStruct((4, 1_024), jnp.int32, sharding=place)
+
+    def attended(x, q, k, v, segments):
+        q, k, v = ((x @ kernel).reshape(4, 1_024, 12, 64) for kernel in (q, k, v))
+        return attend_splash(q, {"k": k, "v": v}, visibility(segments, segments, causal=True), 0.125)
+
+    text = jax.jit(attended).lower(x, kernel, kernel, kernel, segments).compile().as_text()
+    assert text.count(" copy(") == 1
+
+
 def test_a_fused_kernel_that_does_not_run_here_falls_back_unless_it_was_asked_for(monkeypatch):
     monkeypatch.setattr(kernels, "target_of", lambda device: H100)  # without cuDNN, as this is none
     config, shape = ModelConfig(family="decoder", dtype="bfloat16"), Shape(8, 0, 64)
