@@ -138,9 +138,9 @@ def test_a_scatter_reads_and_writes_the_rows_that_it_adds_to(instruction):
     assert cost_analysis.traffic(program(*lines, ROOT, before=SCATTER)) == copied + 3 * rows + places
 
 
-def splash(kind, causal, positions_last=True):
-    array, side = "bf16[2,3,1024,64]{3,2,1,0}", "f32[2,3,8,1024]{3,2,1,0}"
-    taken = "bf16[2,3,64,1024]{3,2,1,0}" if positions_last else array
+def splash(kind, causal, positions_last=True, memory=""):
+    array, side = f"bf16[2,3,1024,64]{{3,2,1,0{memory}}}", "f32[2,3,8,1024]{3,2,1,0}"
+    taken = f"bf16[2,3,{'64,1024' if positions_last else '1024,64'}]{{3,2,1,0}}"
     output = array if kind == "fwd" else f"(bf16[2,2,3,1024,64]{{4,3,2,1,0}}, {array}, {array})"
     positions = ", %positions" if causal else ""
     return program(
@@ -165,6 +165,8 @@ def test_products_and_bytes_of_splash_attention_follow_from_its_blocks():
     assert cost_analysis.flops(splash("dkv", causal=True), once=True) == 2 * 4 * pairs * 64
     side, copied = 4 * 2 * 3 * 8 * 1_024, 2 * 4 * 8 * 8  # the copy at the end moves its own
     assert cost_analysis.traffic(splash("fwd", causal=False)) == copied + 2 * array + 2 * array * 2 + side
+    beside = splash("fwd", causal=False, memory=":S(1)")  # its output stays beside the cores
+    assert cost_analysis.traffic(beside) == copied + array + 2 * array * 2 + side
     assert cost_analysis.traffic(splash("dkv", causal=False)) == copied + 6 * array + 2 * (array + side)
     assert (
         cost_analysis.traffic(splash("fwd", causal=True))

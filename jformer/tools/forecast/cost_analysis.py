@@ -45,7 +45,7 @@ def flops(program: Program, once: bool = False) -> float:
 def traffic(program: Program) -> float:
     """Return the bytes that kernels read from HBM and write to it; each input and output of a kernel counts once.
 
-    Splash attention reads one side once for every block of the other.
+    Splash attention reads one side once for every block of the other. On TPUs, arrays are as large as their tiles.
     """
     return sum(count * _moved(program, program.computations[name], each) for count, name, each in _kernels(program))
 
@@ -149,8 +149,7 @@ def _attended(computation: Computation, each: Instruction, once: bool = False) -
     visited = sum(not causal or (i + 1) * rows > j * columns for i, j in starts)
     again = [wide[0], *wide[3:]] if kernel == "dkv" else [k, v]  # for every block of the other side
     times = visited / (t // rows if kernel == "dkv" else s // columns)
-    first = sum(leaf.bytes for leaf in (*leaves, *each.leaves)) - sum(leaf.bytes for leaf in again)
-    moved = first + sum(leaf.bytes for leaf in again) * max(times, 1.0)
+    moved = _slow([*leaves, *each.leaves]) + _slow(again) * (max(times, 1.0) - 1.0)
     pairs = t * s if once else visited * rows * columns
     return 2 * b * h * pairs * size * (PRODUCTS_ONCE if once else PRODUCTS)[kernel], int(moved)
 
@@ -188,7 +187,7 @@ def _moved(program: Program, computation: Computation, each: Instruction) -> int
     operands = [computation[name] for name in each.operands]
     if each.opcode == "slice-start":  # its type has the operand, the slice and a handle
         source, *_, result, _ = each.leaves
-        return result.bytes * (2 - source.fast - result.fast)
+        return result.stored * (2 - source.fast - result.fast)
     if each.opcode in SLICES:
         return 2 * _slow(each.leaves[:1])
     if each.opcode == "dynamic-update-slice":
@@ -213,7 +212,7 @@ def _moved_by_fusion(program: Program, outer: Computation, each: Instruction) ->
     for place, name in enumerate(each.operands):
         if not any(leaf.fast for leaf in outer[name].leaves):
             value = _parameter(inner, place)
-            yield read[value.name] * sum(leaf.bytes for leaf in value.leaves)
+            yield read[value.name] * sum(leaf.stored for leaf in value.leaves)
     root = _root(inner)
     written = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
     given = sum(len(outer[name].leaves) for name in each.operands) if each.opcode == "fusion-start" else 0
@@ -266,8 +265,8 @@ def _updated(program: Program, result: Instruction, inner: Computation) -> int:
         result = inner[result.operands[UPDATES[result.opcode]]]
     if result.opcode == "get-tuple-element" and (called := inner[result.operands[0]]) and library_of(called):
         result = result if int(result.attribute("index")) < len(_results(called)) else result._replace(type="")
-    return sum(leaf.bytes for leaf in _results(result))
+    return sum(leaf.stored for leaf in _results(result))
 
 
 def _slow(arrays: list[Leaf]) -> int:
-    return sum(leaf.bytes for leaf in arrays if not leaf.fast)
+    return sum(leaf.stored for leaf in arrays if not leaf.fast)

@@ -14,6 +14,7 @@ BITS = {"pred": 8, "token": 0, "opaque": 0}  # of types without a number in thei
 HEADER = re.compile(r"^(ENTRY )?%([\w.-]+) .*\{$")
 LINE = re.compile(r"^  (ROOT )?%([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*?)\)(?:, (.*))?$")
 LEAF = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+TILE = re.compile(r"\{([\d,]+):T\(([\d,]+)\)")  # of a TPU's layout: axes, the last in memory first, and a tile's sizes
 CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)')
@@ -27,12 +28,21 @@ class Leaf(NamedTuple):
     dtype: str
     dims: tuple[int, ...]
     fast: bool  # in on-chip memory, not in HBM
+    padded: tuple[int, ...]  # dims in memory: TPUs store whole tiles
 
     @property
     def bytes(self) -> int:
         """Its size without padding."""
+        return self._bytes_of(self.dims)
+
+    @property
+    def stored(self) -> int:
+        """Its bytes in memory, with padding."""
+        return self._bytes_of(self.padded)
+
+    def _bytes_of(self, dims: tuple[int, ...]) -> int:
         bits = BITS[self.dtype] if self.dtype in BITS else int(re.findall(r"\d+", self.dtype)[0])
-        return math.prod(self.dims) * bits // 8
+        return math.prod(dims) * bits // 8
 
 
 class Instruction(NamedTuple):
@@ -81,10 +91,20 @@ class Program(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def leaves(text: str) -> list[Leaf]:
     """Return the arrays of a type, of a tuple in order."""
-    return [
-        Leaf(dtype, tuple(int(size) for size in dims.split(",") if size), "S(1)" in layout)
-        for dtype, dims, layout in LEAF.findall(text)
-    ]
+    found = ((dtype, _numbers(dims), layout) for dtype, dims, layout in LEAF.findall(text))
+    return [Leaf(dtype, dims, "S(1)" in layout, _padded(dims, layout)) for dtype, dims, layout in found]
+
+
+def _padded(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    found, padded = TILE.match(layout), list(dims)
+    if found:
+        for axis, size in zip(_numbers(found[1]), reversed(_numbers(found[2])), strict=False):  # of the last in memory
+            padded[axis] = -(-dims[axis] // size) * size
+    return tuple(padded)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(",") if each)
 
 
 def parse(text: str) -> Program:

@@ -15,12 +15,13 @@ def test_products_in_a_loop_count_every_time():
 
 
 def test_traffic_is_what_leaves_or_enters_hbm():
-    read_and_written = 2 * 8 * 4 * 4  # a slice of the stack by the fusion, not all of it
-    read_again = 8 * 4 * 4  # by the product, whose other input and output are beside the cores
+    """In whole tiles of a TPU, whose last axis is 128."""
+    read_and_written = 2 * 8 * 128 * 4  # a slice of the stack by the fusion, not all of it
+    read_again = 8 * 128 * 4  # by the product, whose other input and output are beside the cores
     compared = 4  # the counter, with a limit that is a constant in HBM
-    assert traffic(parse(LOOP)) == 16 * 8 * 2 + 6 * (read_and_written + 4 + read_again + 2 * compared + 1)
+    assert traffic(parse(LOOP)) == 16 * 128 * 2 + 6 * (read_and_written + 4 + read_again + 2 * compared + 1)
     assert [(each.bytes, each.times) for each in largest_kernels(parse(LOOP))] == [
-        (6 * (read_and_written + 4), 6), (6 * read_again, 6), (16 * 8 * 2, 1), (6 * (2 * compared + 1), 6),
+        (6 * (read_and_written + 4), 6), (6 * read_again, 6), (16 * 128 * 2, 1), (6 * (2 * compared + 1), 6),
     ]  # fmt: skip
 
 

@@ -43,11 +43,14 @@ def test_a_program_of_a_tpu_is_read_line_by_line():
     assert list(program.computations) == ["fused", "body", "condition", "main"]
     loop = program.computations["main"]["while"]
     assert (loop.opcode, loop.operands, loop.calls) == ("while", ("start",), ["condition", "body"])
-    assert [(leaf.dtype, leaf.dims, leaf.fast) for leaf in loop.leaves] == [
-        ("s32", (), False),
-        ("bf16", (1, 16, 8), True),
-        ("f32", (6, 8, 4), False),
+    assert loop.leaves == [
+        ("s32", (), False, ()),
+        ("bf16", (1, 16, 8), True, (1, 16, 128)),
+        ("f32", (6, 8, 4), False, (6, 8, 128)),
     ]
+    assert [(leaf.bytes, leaf.stored) for leaf in loop.leaves] == [(4, 4), (256, 4_096), (768, 24_576)]
+    assert hlo.leaves("bf16[5,3,9]{0,2,1:T(8,128)(2,1)}")[0].padded == (128, 3, 16)  # the first axis is last in memory
+    assert hlo.leaves("f32[300]{0:T(256)}")[0].padded == (512,)
     assert program.computations["body"]["y"].attribute("dim_labels") == "0bf_0io->0bf"
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import math
 import re
 from pathlib import Path
 
@@ -373,3 +374,12 @@ def test_bytes_are_those_counted_by_hand(name, program):
     moved, own = traffic(parse(compiled.as_text())), dict(compiled.cost_analysis() or {}).get("bytes accessed", 0)
     print(f"\n{name}, {program}: {expected / 1e9:.3f} GB by hand, {moved / 1e9:.3f} counted, {own / 1e9:.3f} by XLA")
     assert moved == pytest.approx(expected, rel=0.01)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("shape", [(12, 65_536), (512, 300), (5, 3, 1_000)])
+def test_padding_of_arrays_counts_as_xla_counts_it(shape):
+    place = SingleDeviceSharding(open_topology("v5e:2x2").devices[0])
+    compiled = jax.jit(lambda x: 2 * x).lower(jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place)).compile()
+    moved, expected = traffic(parse(compiled.as_text())), dict(compiled.cost_analysis() or {})["bytes accessed"]
+    assert moved == expected > 2 * 2 * math.prod(shape)
