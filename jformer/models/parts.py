@@ -26,6 +26,12 @@ def split(params: PyTree, marks: PyTree) -> tuple[PyTree, PyTree]:
     return trained, jax.tree.map(lambda leaf, mark: leaf if mark else None, params, marks)
 
 
+def in_stacks(params: PyTree) -> PyTree:
+    """Return a tree of booleans that marks the parameters with a leading layer axis."""
+    stacked = jax.tree_util.DictKey(STACKED)
+    return jax.tree_util.tree_map_with_path(lambda path, _: stacked in path, params)
+
+
 def join(first: PyTree, second: PyTree) -> PyTree:
     """Return a tree with the leaves of the first, and those of the second where the first has None."""
     if second is None:

@@ -7,7 +7,7 @@ Letters in shapes: a microbatches of an update, b rows, · any further axes.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,14 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from jformer.errors import UserError
 from jformer.models.batch import Batch
-from jformer.models.parts import join, split
+from jformer.models.parts import in_stacks, join, split
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import Target, target, xla_options
 from jformer.parallel.sharding import parameter_specs, replicated, state_shardings, sum_over_parts
 from jformer.tasks.sums import LossFn, Scalar, Sums, sum_over_microbatches
 from jformer.training.state import TrainState
 
+AD: Any = jax.ad  # whose types lack `GradValue`
 KEPT = 8  # compiled updates
 # Of the compiler, by platform. cuBLAS adds biases, and sums of gradients, within its products; Triton's cannot.
 XLA_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
@@ -51,11 +52,16 @@ def trained_gradient(loss: LossFn, frozen: PyTree = None) -> GradientFn:
     Those that are marked in `frozen`, a tree of booleans, are None in the gradient; without marks all are trained.
     """
 
-    def total_loss(trained: PyTree, fixed: PyTree, rows: Batch, key: Key[Array, ""]) -> tuple[Scalar, Sums]:
-        sums = loss(join(trained, fixed), rows, key)
-        return sums["loss"].total, sums
+    def gradient(params: PyTree, rows: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
+        trained, fixed = split(params, frozen)
+        return jax.grad(lambda trained: _total_loss(loss, join(trained, fixed), rows, key), has_aux=True)(trained)
 
-    return lambda params, rows, key: jax.grad(total_loss, has_aux=True)(*split(params, frozen), rows, key)
+    return gradient
+
+
+def _total_loss(loss: LossFn, params: PyTree, rows: Batch, key: Key[Array, ""]) -> tuple[Scalar, Sums]:
+    sums = loss(params, rows, key)
+    return sums["loss"].total, sums
 
 
 def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn:
@@ -68,19 +74,34 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
 
     Positions are padded to a multiple of `sequence`, which changes what attention dropout draws: a run refuses that
     (`kernel_line` of `introduction`), this function does not.
+
+    On accelerators each layer adds its gradients to those of earlier microbatches in place. Left to itself, JAX stacks
+    the gradients of all layers and then adds the stack, in a pass of its own. Tables stay with that, as XLA has a
+    slower way to scatter into a sum, and so do CPUs, whose unrolled layers move more bytes in place.
     """
-    total_gradient = trained_gradient(loss, frozen)
 
     def add_up_part(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
         """Return the gradient of the total loss of this part's rows, and the sums."""
+        trained, fixed = split(params, frozen)
+        in_place = target().platform != "cpu" and len(jax.tree.leaves(batch)[0]) > 1
+        others, stacks = split(trained, in_stacks(trained) if in_place else None)
+        zeros = _shard_as_parameters(jax.tree.map(jnp.zeros_like, stacks))
+        added = jax.tree.map(jax.new_ref, zeros)
 
         # All microbatches and parts share one key: random draws for a row also depend on its number in the whole update
         # (batch["row"]), so they are the same however the rows are split.
         def differentiate(rows: Batch) -> tuple[PyTree, Sums]:
-            gradient, sums = total_gradient(params, rows, key)
+            def total_loss(others: PyTree, stacks: PyTree) -> tuple[Scalar, Sums]:
+                return _total_loss(loss, join(join(others, stacks), fixed), rows, key)
+
+            pull_back: Any  # `with_refs` is not in JAX's types
+            total, pull_back, sums = jax.vjp(total_loss, others, stacks, has_aux=True)
+            values = jax.tree.map(lambda _: AD.GradValue(), others)
+            gradient, _ = pull_back.with_refs(values, added)(jnp.ones_like(total))
             return _shard_as_parameters(gradient), sums
 
-        return sum_over_microbatches(differentiate, batch)
+        gradient, sums = sum_over_microbatches(differentiate, batch)
+        return join(gradient, jax.tree.map(jax.freeze, added)), sums
 
     add_up = sum_over_parts(add_up_part, mesh)
 

@@ -1,6 +1,7 @@
 """One update is the same update on any devices and in any microbatches, with dropout on and uneven padding."""
 
 import functools
+import re
 from types import SimpleNamespace
 
 import jax
@@ -10,6 +11,7 @@ import optax
 import pytest
 
 from jformer.errors import UserError
+from jformer.models import ExecutionConfig
 from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_shardings, put_batch, state_shardings
@@ -97,6 +99,31 @@ def test_gradient_is_that_of_the_mean_over_the_whole_batch(noisy, reference, sha
     assert distance(found, expected) < 1e-6
     for gradient, place in zip(jax.tree.leaves(found), jax.tree.leaves(parameter_shardings(mesh, params)), strict=True):
         assert gradient.sharding.is_equivalent_to(place, gradient.ndim)
+
+
+@pytest.mark.parametrize(
+    ("platform", "shape"), [("tpu", (1, 1, 1)), pytest.param("gpu", (1, 2, 2), marks=pytest.mark.slow)], ids=named
+)
+def test_gradients_that_accelerators_add_in_place_are_those_of_the_whole_batch(noisy, reference, platform, shape):
+    model, params = noisy
+    key, _, expected = reference
+    mesh = make_mesh(*shape)
+    params = jax.device_put(params, parameter_shardings(mesh, params))
+    with compiling_for(Target(platform)):
+        gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED.loss), mesh))
+        found, _ = gradient(params, on(mesh, UNEVEN, 2), key)
+    assert distance(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize(("platform", "passes"), [("tpu", 0), ("cpu", 2)])  # over kernels up and down
+def test_accelerators_add_gradients_of_layers_without_a_pass_over_all_of_them(tiny, platform, passes):
+    model, params = tiny(family="decoder", execution=ExecutionConfig(unroll=1))
+    with compiling_for(Target(platform)):
+        gradient = jax.jit(make_gradient(make_loss(model, SMOOTHED.loss), make_mesh(1)))
+        text = gradient.lower(params, on(make_mesh(1), UNEVEN, 2), jax.random.key(0)).as_text()
+    shapes = {kernel.shape for kernel in jax.tree.leaves(params["decoder"]["block"]["feed_forward"]) if kernel.ndim > 2}
+    adds = [rf"stablehlo.add .*tensor<{'x'.join(map(str, shape))}xf32>" for shape in shapes]
+    assert sum(len(re.findall(add, text)) for add in adds) == passes
 
 
 @pytest.mark.slow
