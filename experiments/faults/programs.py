@@ -58,6 +58,7 @@ class Update(NamedTuple):
 
 FUSED = {"model.attention_dropout": 0.0}
 DROPOUT = {"model.attention_dropout": 0.1}
+UNROLLED = {"train.accumulation": 8, "model.execution.unroll": 12}
 LONG = {**FUSED, "model.max_length": 8_192, "model.execution.remat": "full"}
 NLLB = {"model.num_layers": 12, "model.norm": "pre", "model.dropout": 0.1, "optim.optimizer": "adamw"}
 LORA = {**NLLB, "train.init_from": "BASE", "model.lora.rank": 8}
@@ -65,6 +66,7 @@ LORA_BF16 = {**LORA, "model.lora.base_dtype": "bfloat16"}
 UPDATES = {  # *_batch: the batch of a paper on 8 chips, 512 rows, 393,216 target tokens (Ott et al. 2018) and 128 rows
     "gpt2_1k": Update("gpt2", "v5e:2x4", 1, 8, (0, 1_024), 50_304, FUSED),
     "gpt2_batch": Update("gpt2", "v5e:2x4", 1, 64, (0, 1_024), 50_304, {**FUSED, "train.accumulation": 8}),
+    "gpt2_unrolled": Update("gpt2", "v6e:2x4", 1, 64, (0, 1_024), 50_304, {**FUSED, **UNROLLED}),
     "gpt2_8k": Update("gpt2", "v5e:2x4", 1, 2, (0, 8_192), 50_304, LONG),
     "base": Update("transformer_base", "v5e:2x4", 1, 32, (256, 256), 32_000, FUSED),
     "base_1": Update("transformer_base", "v5e:2x4", 1, 32, (256, 256), 32_000, {**FUSED, "model.num_layers": 1}),
@@ -75,6 +77,7 @@ UPDATES = {  # *_batch: the batch of a paper on 8 chips, 512 rows, 393,216 targe
     "t5_base": Update("t5_base", "h100", 1, 16, (256, 256), 32_128, {"optim.optimizer": "adam"}),
     "t5_large": Update("t5_large", "v5p:2x2x2", 8, 8, (512, 128), 32_128),
     "t5_large_batch": Update("t5_large", "v5p:2x2x2", 1, 16, (512, 128), 32_128, {"train.accumulation": 2}),
+    "t5_adam": Update("t5_large", "h100", 1, 8, (512, 128), 32_128, {"optim.optimizer": "adam"}),
     "t5_3": Update("t5_large", "v5p-2", 1, 8, (512, 128), 32_128, {"model.num_layers": 3}),
     "scaled_base": Update("transformer_base", "v5p-8", 1, 32, (256, 256), 37_120),
     "scaled_big": Update("transformer_big", "v5p-8", 1, 32, (256, 256), 37_120),
