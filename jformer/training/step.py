@@ -75,9 +75,9 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
     Positions are padded to a multiple of `sequence`, which changes what attention dropout draws: a run refuses that
     (`kernel_line` of `introduction`), this function does not.
 
-    On accelerators each layer adds its gradients to those of earlier microbatches in place. Left to itself, JAX stacks
-    the gradients of all layers and then adds the stack, in a pass of its own. Tables stay with that, as XLA has a
-    slower way to scatter into a sum, and so do CPUs, whose unrolled layers move more bytes in place.
+    On accelerators each layer adds its gradients to those of earlier microbatches in place, while JAX by itself stacks
+    the gradients of all layers and adds the stack in a pass of its own. Tables are added whole, as XLA is slower at
+    scattering into a sum, and so is everything on CPUs, where unrolled layers move fewer bytes that way.
     """
 
     def add_up_part(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
