@@ -58,15 +58,15 @@ class Update(NamedTuple):
 
 FUSED = {"model.attention_dropout": 0.0}
 DROPOUT = {"model.attention_dropout": 0.1}
-UNROLLED = {"train.accumulation": 8, "model.execution.unroll": 12}
+EIGHT = {**FUSED, "train.accumulation": 8}
 LONG = {**FUSED, "model.max_length": 8_192, "model.execution.remat": "full"}
 NLLB = {"model.num_layers": 12, "model.norm": "pre", "model.dropout": 0.1, "optim.optimizer": "adamw"}
 LORA = {**NLLB, "train.init_from": "BASE", "model.lora.rank": 8}
 LORA_BF16 = {**LORA, "model.lora.base_dtype": "bfloat16"}
 UPDATES = {  # *_batch: the batch of a paper on 8 chips, 512 rows, 393,216 target tokens (Ott et al. 2018) and 128 rows
     "gpt2_1k": Update("gpt2", "v5e:2x4", 1, 8, (0, 1_024), 50_304, FUSED),
-    "gpt2_batch": Update("gpt2", "v5e:2x4", 1, 64, (0, 1_024), 50_304, {**FUSED, "train.accumulation": 8}),
-    "gpt2_unrolled": Update("gpt2", "v6e:2x4", 1, 64, (0, 1_024), 50_304, {**FUSED, **UNROLLED}),
+    "gpt2_batch": Update("gpt2", "v5e:2x4", 1, 64, (0, 1_024), 50_304, EIGHT),
+    "gpt2_unrolled": Update("gpt2", "v6e:2x4", 1, 64, (0, 1_024), 50_304, {**EIGHT, "model.execution.unroll": 12}),
     "gpt2_8k": Update("gpt2", "v5e:2x4", 1, 2, (0, 8_192), 50_304, LONG),
     "base": Update("transformer_base", "v5e:2x4", 1, 32, (256, 256), 32_000, FUSED),
     "base_1": Update("transformer_base", "v5e:2x4", 1, 32, (256, 256), 32_000, {**FUSED, "model.num_layers": 1}),

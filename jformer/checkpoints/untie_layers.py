@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jformer.models import ModelConfig
-from jformer.models.parts import STACKED
+from jformer.models.parts import in_stack
 
 
 def own_layers(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
@@ -18,7 +18,6 @@ def own_layers(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree
     layers = {"encoder": config.num_layers, "decoder": config.decoder_layers}
 
     def repeat(path: Any, leaf: Any) -> Any:
-        stacked = any(step.key == STACKED for step in path)
-        return np.broadcast_to(leaf, (layers[path[0].key], *leaf.shape[1:])) if stacked else leaf
+        return np.broadcast_to(leaf, (layers[path[0].key], *leaf.shape[1:])) if in_stack(path) else leaf
 
     return dataclasses.replace(config, shared_layers=False), jax.tree_util.tree_map_with_path(repeat, params)

@@ -21,7 +21,7 @@ from jformer.inference.generation import in_compute_dtype
 from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs
 from jformer.inference.one_pass import ClassScores, Estimates, Spans, Vectors
 from jformer.models.model import Model
-from jformer.models.parts import STACKED
+from jformer.models.parts import in_stack
 from jformer.parallel.backend import is_one_cpu
 from jformer.parallel.sharding import round_up_rows
 from jformer.tasks.crf import Tags
@@ -107,7 +107,7 @@ def _make_prepare(dtype: str, unstack: bool) -> Callable[[PyTree], PyTree]:
 
 
 def _unstacked(path: Any, leaf: Array) -> Array | tuple[Array, ...]:
-    return tuple(jnp.unstack(leaf)) if any(step.key == STACKED for step in path) else leaf
+    return tuple(jnp.unstack(leaf)) if in_stack(path) else leaf
 
 
 Program = Callable[[Sequence[PyTree], Mapping[str, np.ndarray], int], Any]

@@ -26,10 +26,14 @@ def split(params: PyTree, marks: PyTree) -> tuple[PyTree, PyTree]:
     return trained, jax.tree.map(lambda leaf, mark: leaf if mark else None, params, marks)
 
 
+def in_stack(path: tuple[Any, ...]) -> bool:
+    """Return whether a leaf of this path belongs to a stack of layers, so that its first axis is theirs."""
+    return jax.tree_util.DictKey(STACKED) in path
+
+
 def in_stacks(params: PyTree) -> PyTree:
     """Return a tree of booleans that marks the parameters with a leading layer axis."""
-    stacked = jax.tree_util.DictKey(STACKED)
-    return jax.tree_util.tree_map_with_path(lambda path, _: stacked in path, params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: in_stack(path), params)
 
 
 def join(first: PyTree, second: PyTree) -> PyTree:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Key, PyTree
 from jformer.models.batch import Batch
 from jformer.models.layers.layer_scan import FINITE
 from jformer.models.model import Model
-from jformer.models.parts import STACKED, split
+from jformer.models.parts import STACKED, in_stack, split
 from jformer.parallel import processes
 from jformer.parallel.sharding import sum_over_parts
 from jformer.tasks.sums import LossFn
@@ -177,8 +177,7 @@ def by_layer(tree: PyTree) -> PyTree:
     """Return which leaves of a tree are not finite: a boolean each, or one for each layer of a stack [l]."""
 
     def broken(path: Any, leaf: Array) -> Array:
-        stacked = any(key.key == STACKED for key in path)
-        return ~jnp.isfinite(leaf).all(axis=tuple(range(1 if stacked else 0, leaf.ndim)))
+        return ~jnp.isfinite(leaf).all(axis=tuple(range(1 if in_stack(path) else 0, leaf.ndim)))
 
     return jax.tree_util.tree_map_with_path(broken, tree)
 

@@ -16,6 +16,7 @@ from jformer.errors import UserError
 from jformer.models import init_params
 from jformer.models.flops import Frozen, frozen_parts
 from jformer.models.model import Model
+from jformer.models.parts import in_stacks
 from jformer.parallel.sharding import parameter_names
 from jformer.tasks.sums import Scalar
 
@@ -279,16 +280,16 @@ def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     stack of layers they would mix all of them.
     """
 
-    def apply(function: Callable[..., Any], path: str, *leaves: Any) -> Any:
-        return jax.vmap(function)(*leaves) if "/block/" in path else function(*leaves)
+    def apply(function: Callable[..., Any], stacked: bool, *leaves: Any) -> Any:
+        return jax.vmap(function)(*leaves) if stacked else function(*leaves)
 
     def init(params: PyTree) -> PyTree:
-        return jax.tree.map(lambda path, p: apply(tx.init, path, p), parameter_names(params), params)
+        return jax.tree.map(lambda stacked, p: apply(tx.init, stacked, p), in_stacks(params), params)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        names = parameter_names(updates)
-        treedef: Any = jax.tree.structure(names)
-        trees = (names, updates, state) if params is None else (names, updates, state, params)
+        marks = in_stacks(updates)
+        treedef: Any = jax.tree.structure(marks)
+        trees = (marks, updates, state) if params is None else (marks, updates, state, params)
         columns = [treedef.flatten_up_to(tree) for tree in trees]
         results = [apply(tx.update, *leaves) for leaves in zip(*columns, strict=True)]
         return treedef.unflatten([u for u, _ in results]), treedef.unflatten([s for _, s in results])

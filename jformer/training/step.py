@@ -46,22 +46,29 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 """(state, batch [a b …]) → state and metrics. It is compiled, and the state is donated: do not use it afterwards."""
 
 
-def trained_gradient(loss: LossFn, frozen: PyTree = None) -> GradientFn:
+def trained_gradient(loss: LossFn, frozen: PyTree = None) -> Callable[..., tuple[PyTree, Sums]]:
     """Return the function that differentiates the sum of `loss` over rows [b …] by the parameters that are trained.
 
-    Those that are marked in `frozen`, a tree of booleans, are None in the gradient; without marks all are trained.
+    It is a `GradientFn` with an optional fourth argument: in the tree of the parameters, references to arrays to which
+    their gradients are added, and None for gradients that are returned. Parameters that are marked in `frozen`, a tree
+    of booleans, are None in the gradient; without marks all are trained.
     """
 
-    def gradient(params: PyTree, rows: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
+    def gradient(params: PyTree, rows: Batch, key: Key[Array, ""], added: PyTree = None) -> tuple[PyTree, Sums]:
         trained, fixed = split(params, frozen)
-        return jax.grad(lambda trained: _total_loss(loss, join(trained, fixed), rows, key), has_aux=True)(trained)
+
+        def total_loss(trained: PyTree) -> tuple[Scalar, Sums]:
+            sums = loss(join(trained, fixed), rows, key)
+            return sums["loss"].total, sums
+
+        pull_back: Any  # `with_refs` is not in JAX's types
+        total, pull_back, sums = jax.vjp(total_loss, trained, has_aux=True)
+        values = jax.tree.map(lambda _: AD.GradValue(), trained)
+        places = values if added is None else join(added, values)
+        (found,) = pull_back.with_refs(places)(jnp.ones_like(total))
+        return jax.tree.map(lambda place, g: g if isinstance(place, AD.GradValue) else None, places, found), sums
 
     return gradient
-
-
-def _total_loss(loss: LossFn, params: PyTree, rows: Batch, key: Key[Array, ""]) -> tuple[Scalar, Sums]:
-    sums = loss(params, rows, key)
-    return sums["loss"].total, sums
 
 
 def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn:
@@ -76,31 +83,26 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
     (`kernel_line` of `introduction`), this function does not.
 
     On accelerators each layer adds its gradients to those of earlier microbatches in place, while JAX by itself stacks
-    the gradients of all layers and adds the stack in a pass of its own. Tables are added whole, as XLA is slower at
-    scattering into a sum, and so is everything on CPUs, where unrolled layers move fewer bytes that way.
+    the gradients of all layers and adds the stack in a pass of its own. Tables are added whole, as XLA moves more bytes
+    to scatter into a sum, and so is everything on CPUs, where unrolled layers move fewer bytes that way.
     """
+    differentiate = trained_gradient(loss, frozen)
 
     def add_up_part(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[PyTree, Sums]:
         """Return the gradient of the total loss of this part's rows, and the sums."""
-        trained, fixed = split(params, frozen)
+        trained, _ = split(params, frozen)
         in_place = target().platform != "cpu" and len(jax.tree.leaves(batch)[0]) > 1
-        others, stacks = split(trained, in_stacks(trained) if in_place else None)
-        zeros = _shard_as_parameters(jax.tree.map(jnp.zeros_like, stacks))
-        added = jax.tree.map(jax.new_ref, zeros)
+        marks = in_stacks(trained) if in_place else None
+        zeros = jax.tree.map(jnp.zeros_like, split(trained, marks)[1])
+        added = jax.tree.map(jax.new_ref, _shard_as_parameters(zeros))
 
         # All microbatches and parts share one key: random draws for a row also depend on its number in the whole update
         # (batch["row"]), so they are the same however the rows are split.
-        def differentiate(rows: Batch) -> tuple[PyTree, Sums]:
-            def total_loss(others: PyTree, stacks: PyTree) -> tuple[Scalar, Sums]:
-                return _total_loss(loss, join(join(others, stacks), fixed), rows, key)
-
-            pull_back: Any  # `with_refs` is not in JAX's types
-            total, pull_back, sums = jax.vjp(total_loss, others, stacks, has_aux=True)
-            values = jax.tree.map(lambda _: AD.GradValue(), others)
-            gradient, _ = pull_back.with_refs(values, added)(jnp.ones_like(total))
+        def add(rows: Batch) -> tuple[PyTree, Sums]:
+            gradient, sums = differentiate(params, rows, key, added)
             return _shard_as_parameters(gradient), sums
 
-        gradient, sums = sum_over_microbatches(differentiate, batch)
+        gradient, sums = sum_over_microbatches(add, batch)
         return join(gradient, jax.tree.map(jax.freeze, added)), sums
 
     add_up = sum_over_parts(add_up_part, mesh)
