@@ -26,7 +26,7 @@ CHOICES = {
 OPEN = ("norm_type", "positions", "activation")  # keys of CHOICES that may name a user-defined part
 LAYERS = {"attention": ("multi_head",), "feed_forward": ("projections",)}  # the same, of one built-in choice each
 REMAT = ("none", "dots", "full")
-KERNELS = ("auto", "own", "cudnn", "splash")
+KERNELS = ("auto", "own", "cudnn", "splash", "rows")
 ROWS = ("auto", "one_text", "several")
 
 
@@ -45,7 +45,7 @@ class ExecutionConfig:
     # Blocks per step of their loop; 0 = all on CPUs and, without remat, of up to 24 on GPUs and 6 on TPUs, else 1
     unroll: int = 0
     remat: str = "none"  # recomputed for gradients (Chen et al. 2016): none | dots (all but projections) | full
-    # auto: a fused one where its limits hold, else our own | own | cudnn, splash: that one, or no training
+    # auto: a fused one where its limits hold, else our own | own | cudnn, splash, rows: that one, or no training
     attention_kernel: str = "auto"
     # of batches: auto: as data.batching makes them, several in code of your own | one_text, from the first position, so
     # that cuDNN's attention needs no mask | several

@@ -9,20 +9,20 @@ e entries, q = n·t·r queries that attend to the keys of one sentence and group
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.tree_util import Partial
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.cache import KeyValue
 from jformer.models.layers.dot_product import attend, attend_few_queries, attend_in_chunks, attend_in_slices
-from jformer.models.layers.dropout import DropoutKey, Site, dropout
+from jformer.models.layers.dropout import DropoutKey, Site, dropout, place_words
 from jformer.models.layers.initializers import kernel_init
-from jformer.models.layers.kernels import SPLASH, Call, attend_cudnn, attend_splash, choose_kernel, known_length
+from jformer.models.layers.kernels import ROWS, SPLASH, Call, attend_cudnn, attend_splash, choose_kernel, known_length
 from jformer.models.layers.linear import Dense
 from jformer.models.layers.matmul import matmul
 from jformer.models.layers.positions import apply_rotary
@@ -135,7 +135,15 @@ class Attention(nn.Module):
         )
         choice = choose_kernel(c, target(), call)
         if choice.kernel == "splash":  # chosen only without bias and dropout
-            return self._attend_splash(q, kv, visible, scale)
+            return self._attend_on_tpu(functools.partial(attend_splash, scale=scale), q, kv, visible)
+        if choice.kernel == ROWS:
+            from jformer.models.layers.row_kernel import attend_rows  # takes a third of a second
+
+            words = None
+            if dropout_key is not None and call.drops:
+                words = place_words(dropout_key, self.site, (heads, jnp.arange(q.shape[1])))
+            attend_row = functools.partial(attend_rows, scale=scale, rate=c.attention_dropout)
+            return self._attend_on_tpu(attend_row, q, kv, visible, bias, words)
         if choice.kernel == "cudnn":
             values = attend_cudnn(q, kv, visible, bias, scale)
         elif choice.kernel == "chunked":
@@ -152,28 +160,28 @@ class Attention(nn.Module):
     def _project(self, values: Float[Array, "b t e u"]) -> Float[Array, "b p d"]:
         """Project the values that queries have attended to."""
         values = heads_to_positions(values, self.config.num_heads, self.config.kv_heads)
-        if manual_parts(SEQUENCE) > 1:  # sent between devices, which `_attend_splash` does not do twice
+        if manual_parts(SEQUENCE) > 1:  # sent between devices, which `_attend_on_tpu` does not do twice
             values = checkpoint_name(values, SPLASH)
         return self.o(values.reshape(*values.shape[:2], -1))  # [b p h u] → [b p h·u]
 
-    def _attend_splash(
-        self, q: Float[Array, "b t h k"], kv: KeyValue, visible: Visibility, scale: float
+    def _attend_on_tpu(
+        self, attend: Callable[..., Array], q: Float[Array, "b t h k"], kv: KeyValue, *others: PyTree
     ) -> Float[Array, "b p d"]:
-        """Attend in the fused kernel of TPUs and project, saving no array twice for the backward pass.
+        """Attend in a fused kernel of TPUs and project, saving no array twice for the backward pass.
 
-        The kernel would save its arrays as [b h t k], whose last axis TPUs pad to 128, beside the projections
+        A kernel would save its arrays as [b h t k], whose last axis TPUs pad to 128, beside the projections
         [b t h·k]. Only the projections are saved here, in the order in which the kernel reads them. Of the kernel's
         output and the input of `o`, its transpose, only the first is saved.
         """
         arrays = q, kv["k"], kv["v"]
 
-        def attend(self: Attention, flat: Sequence[Array], visible: Visibility) -> Array:
+        def project(self: Attention, flat: Sequence[Array], *others: PyTree) -> Array:
             q, k, v = (x.reshape(like.shape) for x, like in zip(flat, arrays, strict=True))
-            return self._project(attend_splash(q, {"k": k, "v": v}, visible, scale))
+            return self._project(attend(q, {"k": k, "v": v}, *others))
 
         flat = [x.reshape(*x.shape[:2], -1) for x in arrays]
         policy = jax.checkpoint_policies.save_only_these_names(SPLASH)
-        return nn.remat(attend, policy=policy, prevent_cse=False)(self, flat, visible)
+        return nn.remat(project, policy=policy, prevent_cse=False)(self, flat, *others)
 
     def project_for_cache(
         self, y: Float[Array, "b t d"], m: int, positions: Int[Array, "b t"] | None = None

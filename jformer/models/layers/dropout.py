@@ -15,6 +15,8 @@ from jformer.parallel.activations import own_positions, parts
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import TENSOR
 
+HALF = 0xFFFF  # of the bits of a word
+
 
 class Site(enum.IntEnum):
     """Where in a layer a mask is drawn."""
@@ -84,22 +86,36 @@ def dropout(
         return x
     *inner, size = x.shape[1:]
     first, features = part or (0, size)
-    words = mix(key.seed + jnp.uint32((site + 1) * 0x85EBCA6B % 2**32))
-    words = mix(words ^ key.rows.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35))  # [b]
-    for place in [own_positions(size) for size in inner] if places is None else places:
-        words = mix(words[..., None] + place.astype(jnp.uint32) * jnp.uint32(0x27D4EB2F))  # → [b … size]
-    threshold = round(rate * 65_536)
-    scale = jnp.asarray(65_536 / (65_536 - threshold), x.dtype)
+    words = place_words(key, site, [own_positions(size) for size in inner] if places is None else places)
 
     def drop(x: Array, words: Array) -> Array:
-        return jnp.where(_mask(words, threshold, first, size, features), x * scale, 0)
+        return dropped(x, _mask(words, rate, first, size, features), rate)
 
     if target().platform == "tpu":  # hash again for gradients instead of writing and reading masks
         drop = jax.checkpoint(drop, prevent_cse=False)
     return drop(x, words)
 
 
-def _mask(words: UInt32[Array, "*a"], threshold: int, first: int, size: int, features: int) -> Bool[Array, "*a f"]:
+def place_words(key: DropoutKey, site: Site, places: Sequence[Int[Array, " _"]]) -> UInt32[Array, " b *a"]:
+    """Return the words of places along the axes of rows; with those of features they are hashed to bits."""
+    words = mix(key.seed + jnp.uint32((site + 1) * 0x85EBCA6B % 2**32))
+    words = mix(words ^ key.rows.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35))  # [b]
+    for place in places:
+        words = mix(words[..., None] + place.astype(jnp.uint32) * jnp.uint32(0x27D4EB2F))  # → [b … size]
+    return words
+
+
+def kept(bits: UInt32[Array, "*a"], rate: float) -> Bool[Array, "*a"]:
+    """Return which elements are kept, from 16 random bits of each."""
+    return bits >= round(rate * 2**16)
+
+
+def dropped(x: Float[Array, "*a"], keep: Bool[Array, "*a"], rate: float) -> Float[Array, "*a"]:
+    """Zero the elements that are not kept, and scale the others."""
+    return jnp.where(keep, x * jnp.asarray(2**16 / (2**16 - round(rate * 2**16)), x.dtype), 0)
+
+
+def _mask(words: UInt32[Array, "*a"], rate: float, first: int, size: int, features: int) -> Bool[Array, "*a f"]:
     """Draw which features are kept, `size` of a row's `features` from `first` on, from the words of positions.
 
     There are two ways to the same mask. Joining halves takes half the hashes, but one more fusion on GPUs, and an
@@ -108,13 +124,13 @@ def _mask(words: UInt32[Array, "*a"], threshold: int, first: int, size: int, fea
     half = (features + 1) // 2
     if target().platform == "gpu" or parts(TENSOR) > 1:
         place = jnp.arange(first, first + size, dtype=jnp.uint32)
-        bits = hash_places(words, place % half) >> jnp.where(place < half, 0, 16).astype(jnp.uint32)
-        return (bits & 0xFFFF) >= threshold
-    words = hash_places(words, jnp.arange(min(half, first + size), dtype=jnp.uint32))
-    kept = jnp.concatenate([(words & 0xFFFF) >= threshold, (words >> 16) >= threshold], axis=-1)
-    return kept[..., first : first + size]
+        bits = hash_places(words[..., None], place % half) >> jnp.where(place < half, 0, 16).astype(jnp.uint32)
+        return kept(bits & HALF, rate)
+    words = hash_places(words[..., None], jnp.arange(min(half, first + size), dtype=jnp.uint32))
+    mask = jnp.concatenate([kept(words & HALF, rate), kept(words >> 16, rate)], axis=-1)
+    return mask[..., first : first + size]
 
 
-def hash_places(words: UInt32[Array, "*a"], places: UInt32[Array, " f"]) -> UInt32[Array, "*a f"]:
+def hash_places(words: UInt32[Array, "*#a"], places: UInt32[Array, "*#a"]) -> UInt32[Array, "*a"]:
     """Hash the words of positions with places among their features."""
-    return mix(words[..., None] ^ places * jnp.uint32(0x165667B1))
+    return mix(words ^ places * jnp.uint32(0x165667B1))

@@ -28,11 +28,14 @@ SMALL_CHUNK, LEAST_CHUNK = 128, 64  # queries of a chunk on TPUs: products of fe
 ON_CHIP = 2**23  # scores of a chunk there, tens of MB, that stay beside the cores, forward and backward
 LEAST_SCORES = 2**15  # of a head in a chunk: with fewer, a chunk moves as many bytes
 LEAST_PAIRS = 512**2  # from which splash attention pays off: a block costs a third of a microsecond (same record)
-LANES = 128  # splash attention takes multiples of this many positions
+LANES = 128  # the kernels of TPUs take multiples of this many positions
 BLOCKS = (2_048, 1_024, 512, 256, LANES)  # of positions
 BLOCK = 512  # up to which they may be as long as a row
 SPLASH = "splash"  # what splash attention saves for the backward pass, in a policy of jax.checkpoint
-FUSED = {"tpu": "splash", "gpu": "cudnn"}
+ROWS = "rows"  # the kernel of row_kernel
+ROW_PAIRS = 2**18  # of a query and a key in a step of it: a bias of them takes 1 MiB beside the cores, of 16
+ROW_BYTES = 2**19  # of the queries or keys of a head
+FUSED = {"tpu": "splash", "gpu": "cudnn"}  # of others
 MULTIPLES = {"splash": LANES, "cudnn": 8}  # of positions, which a fused kernel takes without padding rows
 CUDNN_NEEDS = 8.0  # compute capability: Ampere
 SPLASH_MASKS = {Rule(): "FullMask", Rule(causal=True): "CausalMask"}  # rules that splash attention supports
@@ -55,7 +58,7 @@ class Call(NamedTuple):
 class KernelChoice(NamedTuple):
     """The chosen kernel, and why."""
 
-    kernel: str  # own (all queries at once) | sliced | chunked | splash | cudnn
+    kernel: str  # own (all queries at once) | sliced | chunked | rows | splash | cudnn
     why: str
     chunk: int = 0  # queries at a time
 
@@ -68,11 +71,16 @@ def known_length(length: object) -> int:
 def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoice:
     """Return the kernel: a fused one within its limits, else chunks on TPUs and for long rows, slices of causal ones.
 
-    Only our own code supports dropout of weights, returns them, and has values of another size than keys.
+    Of the fused ones only `ROWS` drops weights. None returns them, or has values of another size than keys.
     """
+    where = f"on {target.platform}: scores stay beside the cores"
     refused = _refusal(config, target, call) or build_error(target, config.key_size, call)
     if not refused:
-        return KernelChoice(FUSED[target.platform], f"on {target.platform}: scores stay beside the cores")
+        return KernelChoice(FUSED[target.platform], where)
+    if target.platform == "tpu":
+        splash, refused = refused, _row_refusal(config, call) or build_error(target, config.key_size, call, ROWS)
+        if not refused:
+            return KernelChoice(ROWS, f"{where}; {splash}")
     default = CHUNK if call.queries * call.keys > MAX_PAIRS else 0
     if target.platform == "tpu":
         most = max(LEAST_CHUNK, max(LEAST_SCORES, ON_CHIP // call.arrays) // call.keys)
@@ -88,10 +96,11 @@ def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoi
 
 def _refusal(config: ModelConfig, target: Target, call: Call) -> str:
     """Return why no fused kernel can be used, or ''."""
-    size, lengths = config.key_size, f"{call.queries:,} queries and {call.keys:,} keys"
+    asked, size = config.execution.attention_kernel, config.key_size
+    lengths = f"{call.queries:,} queries and {call.keys:,} keys"
     cudnn, splash = target.platform == "gpu", target.platform == "tpu"
     reasons = {
-        "model.execution.attention_kernel=own": config.execution.attention_kernel == "own",
+        f"model.execution.attention_kernel={asked}": asked in ("own", ROWS),
         f"on {target.platform} there is no fused one": target.platform not in FUSED,
         f"cuDNN's needs CUDA, which {target.kind} lacks": cudnn and not target.cuda,
         f"cuDNN's needs compute capability {CUDNN_NEEDS}, and {target.kind} has {target.capability}": (
@@ -114,6 +123,29 @@ def _refusal(config: ModelConfig, target: Target, call: Call) -> str:
         # jax.nn.dot_product_attention: check_layout and check_is_flash_attention of its cuDNN
         f"cuDNN's has no {call.dtype}": cudnn and call.dtype not in ("bfloat16", "float16"),
         f"cuDNN's has no heads of {size}: up to 128, multiples of 8": cudnn and bool(size > 128 or size % 8),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _row_refusal(config: ModelConfig, call: Call) -> str:
+    """Return why `ROWS` cannot be used, or ''."""
+    asked, pairs = config.execution.attention_kernel, call.queries * call.keys
+    lengths = f"{call.queries:,} queries and {call.keys:,} keys"
+    largest = max(call.queries, call.keys) * config.key_size * jnp.dtype(call.dtype).itemsize
+    reasons = {
+        "model.execution.attention_kernel=own": asked == "own",
+        "its weights are collected": call.shows,
+        f"keys of {config.key_size} and values of {config.value_size}": config.key_size != config.value_size,
+        f"{config.kv_heads} heads of keys for {config.num_heads} of queries": config.kv_heads != config.num_heads,
+        f"a kernel has no model.precision={config.precision}": (
+            call.dtype == "float32" and config.precision != "default"
+        ),
+        f"no kernel has a mask for {call.rule}": call.rule != Rule(call.rule.causal, call.rule.window),
+        f"{lengths}: not multiples of {LANES}": bool(call.queries % LANES or call.keys % LANES),
+        f"{lengths}, of up to {ROW_PAIRS // LANES:,}": call.keys > ROW_PAIRS // LANES,
+        f"{lengths} of {config.key_size}: a head takes over {ROW_BYTES:,} bytes": largest > ROW_BYTES,
+        f"{lengths}: over {ROW_PAIRS:,} pairs with positions={config.positions}": call.biased and pairs > ROW_PAIRS,
+        f"mesh.tensor={call.tensor} does not divide the heads": bool(config.kv_heads % call.tensor),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -146,12 +178,12 @@ def calls_of(config: ModelConfig, source: int, target: int, prefix: bool = False
     yield from sorted(found, key=lambda each: -each.queries * each.keys)
 
 
-def build_error(target: Target, size: int, call: Call) -> str:
+def build_error(target: Target, size: int, call: Call, kernel: str = "") -> str:
     """Return why a fused kernel within its limits does not run here, or ''; elsewhere the compiler will show."""
     device = jax.local_devices()[0] if target.platform in FUSED else None
     if not device or target_of(device) != target:
         return ""
-    return _build_error(device, FUSED[target.platform], call.dtype, size, call.rule.causal, call.biased)
+    return _build_error(device, kernel or FUSED[target.platform], call.dtype, size, call.rule.causal, call.biased)
 
 
 @functools.cache
@@ -168,6 +200,10 @@ def _build_error(device: jax.Device, kernel: str, dtype: str, size: int, causal:
         whole, packed = (Visibility(places, places, Rule(causal), one_text=known) for known in (True, False))
         if kernel == "splash":
             values = attend_splash(x, kv, packed, 1.0)
+        elif kernel == ROWS:
+            from jformer.models.layers.row_kernel import attend_rows  # which needs this module
+
+            values = attend_rows(x, kv, packed, bias, jnp.zeros((2, 2, length), jnp.uint32), 1.0, 0.5)
         else:
             values = attend_cudnn(x, kv, whole, bias, 1.0) + attend_cudnn(x, kv, packed, bias, 1.0)
         return values.astype(jnp.float32).sum()

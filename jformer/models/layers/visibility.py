@@ -8,7 +8,7 @@ Axes: b rows, t query positions, s key positions.
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,14 +39,17 @@ def self_attention_rule(config: ModelConfig, causal: bool) -> Rule:
     return Rule(causal, config.window)
 
 
+def shown_at(distance: Int[Array, "*a"], rule: Rule) -> Bool[Array, "*a"] | bool:
+    """Return whether a rule shows a key at a distance after the query, not regarding prefixes."""
+    shown: Any = distance <= 0 if rule.causal else True
+    return shown & (abs(distance) < rule.window) if rule.window else shown
+
+
 def may_attend(query: TokenPlaces, key: TokenPlaces, rule: Rule) -> Bool[Array, "b t s"]:
     """Return which keys each query may attend to: those of its own text, without padding, that the rule shows."""
     segments = key.segments[:, None]  # [b 1 s]
     visible = (query.segments[..., None] == segments) & (segments > 0)  # → [b t s]
-    distance = key.positions[:, None] - query.positions[..., None]  # [#b t s]
-    shown = distance <= 0 if rule.causal else True
-    if rule.window:
-        shown &= abs(distance) < rule.window
+    shown = shown_at(key.positions[:, None] - query.positions[..., None], rule)  # [#b t s]
     if rule.prefix and key.prefix is not None:
         shown |= key.prefix[:, None]
     return visible & shown

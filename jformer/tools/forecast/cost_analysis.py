@@ -15,6 +15,7 @@ FREE = {  # move nothing, or what is counted elsewhere
 }  # fmt: skip
 FUSIONS = ("fusion", "fusion-start")
 KERNEL = re.compile(r"splash_\w+?_(fwd|dkv)_")  # JAX's names of the kernels of splash attention
+ROW_KERNEL = re.compile(r"row_attention_(fwd|bwd)")  # ours, of models/layers/row_kernel
 PRODUCTS = {"fwd": 2, "dkv": 5}  # products of a query and a key per pair
 PRODUCTS_ONCE = {"fwd": 2, "dkv": 4}  # the same without that which the other kernel has made
 LIBRARY = re.compile(r"__(cublas|cudnn)\$(\w+)")  # XLA:GPU's names of calls of NVIDIA's libraries
@@ -116,6 +117,10 @@ def _work(computation: Computation, each: Instruction, once: bool) -> int:
         return _product(computation, each)
     if library_of(each) == "cudnn":
         return _attended_by_cudnn(computation, each, once)
+    if each.opcode == "custom-call" and (row := ROW_KERNEL.search(each.name)):
+        q, k = (computation[name].leaves[0].dims for name in each.operands[:2])  # [b h k t], [b h k s]
+        backward = row[1] == "bwd"
+        return 2 * math.prod(q) * k[-1] * (ATTENTION_PRODUCTS[backward] - (once and backward))
     return _attended(computation, each, once)[0] if kernel_of(each) else 0
 
 

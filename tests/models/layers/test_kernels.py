@@ -49,6 +49,7 @@ HALF = Call("bfloat16", 1_024, 1_024)
 CPU, TPU = Target("cpu", "cpu"), Target("tpu", "TPU v5 lite")
 H100, V100 = Target("gpu", "NVIDIA H100 80GB HBM3", "9.0"), Target("gpu", "Tesla V100-SXM2-16GB", "7.0")
 A100, MI300 = Target("gpu", "NVIDIA A100-SXM4-80GB", "8.0"), Target("gpu", "AMD Instinct MI300X", "gfx942")
+ROWS = ExecutionConfig(attention_kernel="rows")
 T, S, H, G, K = 256, 128, 2, 1, 8
 QUERY = np.repeat([[1, 2, 0], [1, 1, 2]], [100, 100, 56], axis=1)
 KEY = np.repeat([[1, 2, 0], [1, 2, 2]], [30, 90, 8], axis=1)
@@ -78,14 +79,16 @@ def test_deterministic_operations_have_no_cudnn(monkeypatch):
         (TPU, HALF._replace(dtype="float32"), "splash", "on tpu"),
         (TPU, HALF._replace(keys=1_000), "chunked", "1,024 queries and 1,000 keys: not multiples of 128"),
         (TPU, HALF._replace(queries=64), "own", "not multiples of 128"),
-        (TPU, HALF._replace(queries=512, keys=384), "chunked", "few enough to store their scores"),
+        (TPU, HALF._replace(queries=512, keys=384), "rows", "few enough to store their scores"),
         (TPU, HALF._replace(rule=Rule(causal=True)), "splash", "on tpu"),
-        (TPU, HALF._replace(rule=Rule(causal=True, prefix=True)), "chunked", "splash attention has no mask for Rule("),
-        (TPU, HALF._replace(rule=Rule(causal=True, window=128)), "chunked", "splash attention has no mask for Rule("),
-        (TPU, HALF._replace(rule=Strange()), "chunked", "splash attention has no mask for Strange("),
-        (TPU, HALF._replace(biased=True), "chunked", "positions=relative add to the scores"),
+        (TPU, HALF._replace(rule=Rule(causal=True, prefix=True)), "chunked", "no kernel has a mask for Rule("),
+        (TPU, HALF._replace(rule=Rule(causal=True, window=128)), "rows", "splash attention has no mask for Rule("),
+        (TPU, HALF._replace(rule=Strange()), "chunked", "no kernel has a mask for Strange("),
+        (TPU, HALF._replace(biased=True), "chunked", "1,024 keys: over 262,144 pairs with positions=relative"),
+        (TPU, HALF._replace(queries=256, biased=True), "rows", "positions=relative add to the scores"),
         (TPU, HALF._replace(tensor=3), "chunked", "mesh.tensor=3 does not divide the heads"),
-        (TPU, HALF._replace(drops=True), "chunked", "model.attention_dropout=0.1 drops weights"),
+        (TPU, HALF._replace(drops=True), "rows", "model.attention_dropout=0.1 drops weights"),
+        (TPU, HALF._replace(keys=2_176, drops=True), "chunked", "2,176 keys, of up to 2,048"),
         (TPU, HALF._replace(shows=True), "own", "its weights are collected"),
         (H100, HALF, "cudnn", "on gpu"),
         (H100, HALF._replace(dtype="float16", rule=Strange(), biased=True), "cudnn", "on gpu"),
@@ -107,6 +110,8 @@ def test_a_fused_kernel_attends_where_its_limits_hold(target, call, kernel, why)
     ("fields", "target", "kernel", "why"),
     [
         ({"d_k": 16}, TPU, "chunked", "keys of 16 and values of 64"),
+        ({"num_kv_heads": 2, "execution": ROWS}, TPU, "chunked", "2 heads of keys for 8 of queries"),
+        ({"execution": ROWS}, TPU, "rows", "attention_kernel=rows"),
         ({"d_k": 136, "d_v": 136}, H100, "own", "no heads of 136"),
         ({"d_k": 20, "d_v": 20}, H100, "own", "no heads of 20"),
         ({"d_k": 20, "d_v": 20}, TPU, "splash", ""),
@@ -132,6 +137,7 @@ def test_scores_of_long_rows_are_made_in_chunks_where_no_fused_kernel_attends():
     assert choose_kernel(config, H100, long) == chosen
     assert choose_kernel(config, TPU, short._replace(queries=200)).chunk == 100  # at most 128, which need no padding
     assert choose_kernel(config, TPU, long._replace(drops=False)).kernel == "splash"
+    config = ModelConfig(execution=ExecutionConfig(attention_kernel="own"))
     t5, big = (Call("bfloat16", length, length, drops=True, arrays=8 * 16) for length in (512, 256))
     assert [choose_kernel(config, TPU, call).chunk for call in (t5, t5._replace(arrays=16 * 16))] == [128, 64]
     assert [choose_kernel(config, TPU, big._replace(arrays=rows * 16)).chunk for rows in (16, 32)] == [128, 128]
@@ -149,7 +155,7 @@ def test_causal_rows_are_sliced_where_no_fused_kernel_attends():
     assert choose_kernel(config, CPU, call._replace(drops=False)).kernel == "sliced"
     assert choose_kernel(config, CPU, call._replace(rule=Rule(causal=True, window=9), biased=True)).kernel == "sliced"
     assert choose_kernel(config, H100, call._replace(drops=False)).kernel == "cudnn"
-    assert choose_kernel(config, TPU, call).kernel == "chunked"
+    assert choose_kernel(config, TPU, call).kernel == "rows"
     whole = dataclasses.replace(config, execution=ExecutionConfig(attention_chunk=2 * SLICE))
     assert choose_kernel(whole, CPU, call).kernel == "own"
     others = (

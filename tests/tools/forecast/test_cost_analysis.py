@@ -211,6 +211,18 @@ def test_calls_of_nvidias_libraries_count_their_products_and_slices(line, produc
     assert (flops(program), flops(program, once=True), traffic(program)) == (products, once, moved)
 
 
+@pytest.mark.parametrize(("direction", "products", "once"), [("fwd", 2, 2), ("bwd", 5, 4)])
+def test_our_kernel_for_tpus_counts_its_products_and_each_array_once(direction, products, once):
+    line = (
+        f"ROOT %jvp_row_attention_{direction}_.1 = bf16[3,2,8,64]{{3,2,1,0:T(8,128)(2,1)}} custom-call(%q, %k, %k), "
+        'custom_call_target="tpu_custom_call"'
+    )
+    text = GPU_CALLS.replace("FIRST", line).replace("%q = bf16[3,32,2,8]", "%q = bf16[3,2,8,64]")
+    program = parse(text.replace("%k = s32[]", "%k = bf16[3,2,8,256]{3,2,1,0:T(8,128)(2,1)}"))
+    pairs = 2 * 3 * 2 * 64 * 256 * 8
+    assert (flops(program), flops(program, once=True)) == (products * pairs, once * pairs)
+
+
 def test_what_a_backward_pass_repeats_is_not_counted_again():
     def loss(w, x, policy):
         layer = jax.checkpoint(lambda x, _: (jnp.sin(x @ w), None), policy=policy)

@@ -1,0 +1,229 @@
+"""A kernel of attention for TPUs, with a bias and dropout of weights: the scores of a row stay beside the cores.
+
+JAX's splash attention has neither. It visits keys block by block, so that it saves the sums of softmax. Here a step of
+the kernel has all keys of a row. Nothing is saved for the backward pass, which makes weights again from queries and
+keys, and what dropout keeps from hashes.
+
+A step holds scores as [s t]: what belongs to a query is a row of registers, and positions are the last axis of every
+array in memory, where TPUs would pad the size of a head to 128.
+
+Axes: b rows, t query positions, s key positions, h heads, k size of a head.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jformer.models.cache import KeyValue
+from jformer.models.layers.dropout import HALF, dropped, hash_places, kept
+from jformer.models.layers.kernels import LANES, ROW_PAIRS, SPLASH
+from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility, shown_at
+from jformer.parallel.activations import over_rows_and_heads
+
+PAIRS = 2**16  # of a query and a key at once: 64 registers hold a number of each
+NAMES = ("q", "k", "v", "query", "key", "bias", "words")  # of the inputs; the last two are optional
+
+
+class Setting(NamedTuple):
+    """What a kernel is made for, beside the shapes of its arrays."""
+
+    rule: Rule
+    rate: float  # of dropout
+    interpret: bool
+
+
+def attend_rows(
+    q: Float[Array, "b t h k"],
+    kv: KeyValue,
+    visible: Visibility,
+    bias: Float[Array, "#b h t s"] | None,
+    words: UInt32[Array, "b h t"] | None,
+    scale: float,
+    rate: float,
+    interpret: bool = False,
+) -> Float[Array, "b t h k"]:
+    """Attend with the kernel of this module.
+
+    Args:
+        q, kv, bias, scale: those of `dot_product.attend`, within the limits of `choose_kernel`.
+        visible: which keys each query may attend to, without a prefix.
+        words: what the dropout of weights hashes for each query, from `place_words`; None = nothing is dropped.
+        rate: of that dropout.
+        interpret: run the kernel step by step on any platform, for tests.
+    """
+    setting = Setting(visible.rule, rate, interpret)
+    arrays: dict[str, tuple[str, Array]] = {
+        "q": ("b t h k", q * scale),
+        "k": ("b s h k", kv["k"]),
+        "v": ("b s h k", kv["v"]),
+        "query": ("b 2 t", _places(visible.query)),
+        "key": ("b 2 s", _places(visible.key)),
+    }
+    if bias is not None:
+        arrays["bias"] = "b h t s" if len(bias) == len(q) else "1 h t s", bias.astype(jnp.float32)
+    if words is not None:
+        arrays["words"] = "b h t", words
+    axes = {"q": (0, 2, 3, 1), "k": (0, 2, 3, 1), "v": (0, 2, 3, 1), "bias": (0, 1, 3, 2)}  # positions, queries last
+
+    def attend(*own: Array) -> Array:
+        named = {name: x.transpose(axes.get(name)) if name in axes else x for name, x in zip(arrays, own, strict=True)}
+        named |= {"words": named["words"][:, :, None]} if "words" in named else {}  # [b h t] → [b h 1 t]
+        values = checkpoint_name(_attend(setting, *(named.get(name) for name in NAMES)), SPLASH)
+        return values.transpose(0, 3, 1, 2)  # [b h k t] → [b t h k]
+
+    return over_rows_and_heads(attend, *arrays.values())
+
+
+def queries_at_once(queries: int, keys: int) -> int:
+    """Return how many queries of a row are computed at once: a divisor of all, and a multiple of 128."""
+    most = max(LANES, PAIRS // keys)
+    return next(size for size in range(most // LANES * LANES, 0, -LANES) if queries % size == 0)
+
+
+def _places(tokens: TokenPlaces) -> Int[Array, "b 2 t"]:
+    return jnp.stack([tokens.segments, jnp.broadcast_to(tokens.positions, tokens.segments.shape)], axis=1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(setting: Setting, *inputs: Array | None) -> Float[Array, "b h k t"]:
+    return _run(_forward, "row_attention_fwd", setting, inputs, (), ("q",))[0]
+
+
+def _attend_forward(setting: Setting, *inputs: Array | None) -> tuple[Array, tuple[Array | None, ...]]:
+    return _attend(setting, *inputs), inputs
+
+
+def _attend_backward(setting: Setting, inputs: tuple[Array | None, ...], g: Array) -> tuple[Array | None, ...]:
+    biased = inputs[NAMES.index("bias")] is not None
+    outputs = ("q", "k", "v", "bias") if biased else ("q", "k", "v")
+    dq, dk, dv, *d_bias = _run(_backward, "row_attention_bwd", setting, inputs, (g,), outputs)
+    return dq, dk, dv, None, None, d_bias[0] if biased else None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _run(
+    kernel: Callable[..., None],
+    name: str,
+    setting: Setting,
+    inputs: Sequence[Array | None],
+    gradients: Sequence[Array],
+    outputs: Sequence[str],
+) -> Sequence[Array]:
+    """Run a kernel. A step has some heads of a row: few if it is long, so that their blocks fit beside the core.
+
+    Args:
+        kernel, name, setting: what to run.
+        inputs: named by `NAMES`.
+        gradients: of the values, for the backward pass.
+        outputs: the inputs whose shapes and blocks they have.
+    """
+    named = {name: x for name, x in zip(NAMES, inputs, strict=True) if x is not None}
+    (b, h, k, t), s = named["q"].shape, named["k"].shape[3]
+    heads = next(n for n in range(min(h, max(1, ROW_PAIRS // (t * s))), 0, -1) if h % n == 0)
+    shared = "bias" in named and len(named["bias"]) == 1  # by all rows, whose steps follow each other
+
+    def block(name: str) -> pl.BlockSpec:
+        if name in ("query", "key"):
+            return pl.BlockSpec((1, *named[name].shape[1:]), lambda h, b: (b, 0, 0))
+        row = 0 if name == "bias" and shared else 1
+        return pl.BlockSpec((1, heads, *named[name].shape[2:]), lambda h, b: (b * row, h, 0, 0))
+
+    call = pl.pallas_call(
+        functools.partial(kernel, setting, tuple(named), shared),
+        grid=(h // heads, b),
+        in_specs=[block(name) for name in (*named, *["q"] * len(gradients))],
+        out_specs=[block(name) for name in outputs],
+        out_shape=[jax.ShapeDtypeStruct(named[name].shape, named[name].dtype) for name in outputs],
+        scratch_shapes=[pltpu.VMEM((k, s), jnp.float32)] * 2 * len(gradients),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        interpret=setting.interpret,
+        name=name,
+    )
+    return call(*named.values(), *gradients)
+
+
+def _forward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) -> None:
+    del shared
+    *inputs, values = refs
+    named = dict(zip(names, inputs, strict=True))
+    key = named["key"][0].T
+
+    def attend(i: Array, at: Any) -> None:
+        v = named["v"][0, i]
+        weights, drop = _weights(setting, named, _mask(setting.rule, named["query"][0, :, at], key), i, at)
+        values[0, i, :, at] = _product(v, drop(weights).astype(v.dtype), (1, 0)).astype(v.dtype)
+
+    _for_each(values.shape[1], lambda i: _for_each_part(values.shape[3], len(key), lambda at: attend(i, at)))
+
+
+def _backward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) -> None:
+    named, (g, dq, dk, dv, *d_bias, k_sum, v_sum) = dict(zip(names, refs, strict=False)), refs[len(names) :]
+    key, adds = named["key"][0].T, shared & (pl.program_id(1) > 0)  # to the bias's gradient of earlier rows
+
+    def differentiate(i: Array, at: Any) -> None:
+        mask = _mask(setting.rule, named["query"][0, :, at], key)
+        weights, drop = _weights(setting, named, mask, i, at)
+        q, k, v, d_values = named["q"][0, i, :, at], named["k"][0, i], named["v"][0, i], g[0, i, :, at]
+        v_sum[...] += _product(d_values, drop(weights).astype(v.dtype), (1, 1))
+        d_weights = drop(_product(v, d_values, (0, 0)))
+        d_scores = weights * (d_weights - (weights * d_weights).sum(0, keepdims=True))
+        d_scores = jnp.where(mask, d_scores, 0.0)
+        for total in d_bias:
+            total[0, i, :, at] = jnp.where(adds, total[0, i, :, at], 0.0) + d_scores
+        d_scores = d_scores.astype(q.dtype)
+        dq[0, i, :, at] = _product(k, d_scores, (1, 0)).astype(q.dtype)
+        k_sum[...] += _product(q, d_scores, (1, 1))
+
+    def head(i: Array) -> None:
+        k_sum[...], v_sum[...] = jnp.zeros_like(k_sum), jnp.zeros_like(v_sum)
+        _for_each_part(dq.shape[3], len(key), lambda at: differentiate(i, at))
+        dk[0, i], dv[0, i] = k_sum[...].astype(dk.dtype), v_sum[...].astype(dv.dtype)
+
+    _for_each(dq.shape[1], head)
+
+
+def _for_each(count: int, run: Callable[[Array], None]) -> None:
+    jax.lax.fori_loop(0, count, lambda i, _: run(i), None)
+
+
+def _for_each_part(queries: int, keys: int, run: Callable[[Any], None]) -> None:
+    """Call a function with the slice of each part of the queries."""
+    size = queries_at_once(queries, keys)
+    _for_each(queries // size, lambda i: run(pl.ds(pl.multiple_of(i * size, LANES), size)))
+
+
+def _mask(rule: Rule, query: Int[Array, "2 t"], key: Int[Array, "s 2"]) -> Bool[Array, "s t"]:
+    visible = (query[:1] == key[:, :1]) & (key[:, :1] > 0)
+    return visible & shown_at(key[:, 1:] - query[1:], rule)
+
+
+def _weights(
+    setting: Setting, named: dict[str, Any], mask: Bool[Array, "s t"], i: Array, at: Any
+) -> tuple[Float[Array, "s t"], Callable[[Array], Array]]:
+    """Return the weights of some queries of a head, and what drops some of them, or of their gradients."""
+    scores = _product(named["k"][0, i], named["q"][0, i, :, at], (0, 0))
+    scores = scores + named["bias"][0, i, :, at] if "bias" in named else scores
+    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    powers = jnp.exp(scores - scores.max(0, keepdims=True))
+    weights = powers / powers.sum(0, keepdims=True)
+    if "words" not in named:
+        return weights, lambda x: x
+    half = len(weights) // 2
+    places = jax.lax.broadcasted_iota(jnp.uint32, (half, 1), 0)
+    words = hash_places(named["words"][0, i, :, at], places)  # [1 t] → [s/2 t]
+    keep = kept(jnp.concatenate([words & HALF, words >> 16]), setting.rate)
+    return weights, lambda x: dropped(x, keep, setting.rate)
+
+
+def _product(a: Array, b: Array, axes: tuple[int, int]) -> Float[Array, "_ _"]:
+    """Multiply two matrices over an axis of each."""
+    return jax.lax.dot_general(a, b, (((axes[0],), (axes[1],)), ((), ())), preferred_element_type=jnp.float32)
