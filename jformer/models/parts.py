@@ -1,6 +1,6 @@
 """The parts that a model's parameters belong to, with their shapes and counts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ def split(params: PyTree, marks: PyTree) -> tuple[PyTree, PyTree]:
     return trained, jax.tree.map(lambda leaf, mark: leaf if mark else None, params, marks)
 
 
-def in_stack(path: tuple[Any, ...]) -> bool:
+def in_stack(path: tuple[Hashable, ...]) -> bool:
     """Return whether a leaf of this path belongs to a stack of layers, so that its first axis is theirs."""
     return jax.tree_util.DictKey(STACKED) in path
 

@@ -22,10 +22,11 @@ from jformer.models.cache import KeyValue
 from jformer.models.layers.dot_product import attend, attend_few_queries, attend_in_chunks, attend_in_slices
 from jformer.models.layers.dropout import DropoutKey, Site, dropout, place_words
 from jformer.models.layers.initializers import kernel_init
-from jformer.models.layers.kernels import ROWS, SPLASH, Call, attend_cudnn, attend_splash, choose_kernel, known_length
+from jformer.models.layers.kernels import ROWS, Call, attend_cudnn, attend_splash, choose_kernel, known_length
 from jformer.models.layers.linear import Dense
 from jformer.models.layers.matmul import matmul
 from jformer.models.layers.positions import apply_rotary
+from jformer.models.layers.row_kernel import SAVED, attend_rows
 from jformer.models.layers.transformer_xl import Distances
 from jformer.models.layers.visibility import Visibility
 from jformer.models.model_config import ModelConfig
@@ -137,8 +138,6 @@ class Attention(nn.Module):
         if choice.kernel == "splash":  # chosen only without bias and dropout
             return self._attend_on_tpu(functools.partial(attend_splash, scale=scale), q, kv, visible)
         if choice.kernel == ROWS:
-            from jformer.models.layers.row_kernel import attend_rows  # takes a third of a second
-
             words = None
             if dropout_key is not None and call.drops:
                 words = place_words(dropout_key, self.site, (heads, jnp.arange(q.shape[1])))
@@ -161,7 +160,7 @@ class Attention(nn.Module):
         """Project the values that queries have attended to."""
         values = heads_to_positions(values, self.config.num_heads, self.config.kv_heads)
         if manual_parts(SEQUENCE) > 1:  # sent between devices, which `_attend_on_tpu` does not do twice
-            values = checkpoint_name(values, SPLASH)
+            values = checkpoint_name(values, SAVED)
         return self.o(values.reshape(*values.shape[:2], -1))  # [b p h u] → [b p h·u]
 
     def _attend_on_tpu(
@@ -180,7 +179,7 @@ class Attention(nn.Module):
             return self._project(attend(q, {"k": k, "v": v}, *others))
 
         flat = [x.reshape(*x.shape[:2], -1) for x in arrays]
-        policy = jax.checkpoint_policies.save_only_these_names(SPLASH)
+        policy = jax.checkpoint_policies.save_only_these_names(SAVED)
         return nn.remat(project, policy=policy, prevent_cse=False)(self, flat, *others)
 
     def project_for_cache(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jformer.models.cache import KeyValue
+from jformer.models.layers.row_kernel import LANES, SAVED, STEP_PAIRS, attend_rows
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility, self_attention_rule
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import over_rows_and_heads
@@ -28,13 +29,10 @@ SMALL_CHUNK, LEAST_CHUNK = 128, 64  # queries of a chunk on TPUs: products of fe
 ON_CHIP = 2**23  # scores of a chunk there, tens of MB, that stay beside the cores, forward and backward
 LEAST_SCORES = 2**15  # of a head in a chunk: with fewer, a chunk moves as many bytes
 LEAST_PAIRS = 512**2  # from which splash attention pays off: a block costs a third of a microsecond (same record)
-LANES = 128  # the kernels of TPUs take multiples of this many positions
 BLOCKS = (2_048, 1_024, 512, 256, LANES)  # of positions
 BLOCK = 512  # up to which they may be as long as a row
-SPLASH = "splash"  # what splash attention saves for the backward pass, in a policy of jax.checkpoint
 ROWS = "rows"  # the kernel of row_kernel
-ROW_PAIRS = 2**18  # of a query and a key in a step of it: a bias of them takes 1 MiB beside the cores, of 16
-ROW_BYTES = 2**19  # of the queries or keys of a head
+ROW_BYTES = 2**19  # of the queries or keys of a head, in it
 FUSED = {"tpu": "splash", "gpu": "cudnn"}  # of others
 MULTIPLES = {"splash": LANES, "cudnn": 8}  # of positions, which a fused kernel takes without padding rows
 CUDNN_NEEDS = 8.0  # compute capability: Ampere
@@ -142,9 +140,9 @@ def _row_refusal(config: ModelConfig, call: Call) -> str:
         ),
         f"no kernel has a mask for {call.rule}": call.rule != Rule(call.rule.causal, call.rule.window),
         f"{lengths}: not multiples of {LANES}": bool(call.queries % LANES or call.keys % LANES),
-        f"{lengths}, of up to {ROW_PAIRS // LANES:,}": call.keys > ROW_PAIRS // LANES,
+        f"{lengths}, of up to {STEP_PAIRS // LANES:,}": call.keys > STEP_PAIRS // LANES,
         f"{lengths} of {config.key_size}: a head takes over {ROW_BYTES:,} bytes": largest > ROW_BYTES,
-        f"{lengths}: over {ROW_PAIRS:,} pairs with positions={config.positions}": call.biased and pairs > ROW_PAIRS,
+        f"{lengths}: over {STEP_PAIRS:,} pairs with positions={config.positions}": call.biased and pairs > STEP_PAIRS,
         f"mesh.tensor={call.tensor} does not divide the heads": bool(config.kv_heads % call.tensor),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -201,8 +199,6 @@ def _build_error(device: jax.Device, kernel: str, dtype: str, size: int, causal:
         if kernel == "splash":
             values = attend_splash(x, kv, packed, 1.0)
         elif kernel == ROWS:
-            from jformer.models.layers.row_kernel import attend_rows  # which needs this module
-
             values = attend_rows(x, kv, packed, bias, jnp.zeros((2, 2, length), jnp.uint32), 1.0, 0.5)
         else:
             values = attend_cudnn(x, kv, whole, bias, 1.0) + attend_cudnn(x, kv, packed, bias, 1.0)
@@ -293,7 +289,7 @@ def attend_splash(
     """Attend with JAX's splash kernel for TPUs, block by block, skipping blocks that the mask hides.
 
     Padding attends to padding, unlike in our own code; no other position reads it. One kernel computes all gradients,
-    where separate ones would make scores twice; it needs the output and the logarithms of the sums, named `SPLASH`.
+    where separate ones would make scores twice; it needs the output and the logarithms of the sums, named `SAVED`.
     Positions are the last axis in memory: projections are written so, without a transpose, and TPUs do not pad them, as
     they pad the axis of a head's size to 128.
 
@@ -320,7 +316,7 @@ def attend_splash(
             block_sizes=sizes,
             head_shards=1,
             q_seq_shards=1,
-            residual_checkpoint_name=SPLASH,
+            residual_checkpoint_name=SAVED,
             interpret=interpret,
         )
         q, k, v = (x.swapaxes(1, 2) for x in (q * scale, k, v))  # [b t h k] → [b h t k]

@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jformer.models.cache import KeyValue
 from jformer.models.layers.dropout import HALF, dropped, hash_places, kept
-from jformer.models.layers.kernels import LANES, ROW_PAIRS, SPLASH
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility, shown_at
 from jformer.parallel.activations import over_rows_and_heads
 
+LANES = 128  # positions come in multiples of this
+STEP_PAIRS = 2**18  # of a query and a key in a step, if a row has so few: a bias of them takes 1 MiB of 16
 PAIRS = 2**16  # of a query and a key at once: 64 registers hold a number of each
+SAVED = "attended"  # what kernels of TPUs save for the backward pass, in a policy of jax.checkpoint
 NAMES = ("q", "k", "v", "query", "key", "bias", "words")  # of the inputs; the last two are optional
 
 
@@ -75,7 +75,7 @@ def attend_rows(
     def attend(*own: Array) -> Array:
         named = {name: x.transpose(axes.get(name)) if name in axes else x for name, x in zip(arrays, own, strict=True)}
         named |= {"words": named["words"][:, :, None]} if "words" in named else {}  # [b h t] → [b h 1 t]
-        values = checkpoint_name(_attend(setting, *(named.get(name) for name in NAMES)), SPLASH)
+        values = checkpoint_name(_attend(setting, *(named.get(name) for name in NAMES)), SAVED)
         return values.transpose(0, 3, 1, 2)  # [b h k t] → [b t h k]
 
     return over_rows_and_heads(attend, *arrays.values())
@@ -126,12 +126,15 @@ def _run(
         gradients: of the values, for the backward pass.
         outputs: the inputs whose shapes and blocks they have.
     """
+    from jax.experimental import pallas as pl  # takes a third of a second
+    from jax.experimental.pallas import tpu as pltpu
+
     named = {name: x for name, x in zip(NAMES, inputs, strict=True) if x is not None}
     (b, h, k, t), s = named["q"].shape, named["k"].shape[3]
-    heads = next(n for n in range(min(h, max(1, ROW_PAIRS // (t * s))), 0, -1) if h % n == 0)
+    heads = next(n for n in range(min(h, max(1, STEP_PAIRS // (t * s))), 0, -1) if h % n == 0)
     shared = "bias" in named and len(named["bias"]) == 1  # by all rows, whose steps follow each other
 
-    def block(name: str) -> pl.BlockSpec:
+    def block(name: str) -> Any:
         if name in ("query", "key"):
             return pl.BlockSpec((1, *named[name].shape[1:]), lambda h, b: (b, 0, 0))
         row = 0 if name == "bias" and shared else 1
@@ -166,6 +169,8 @@ def _forward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) -
 
 
 def _backward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) -> None:
+    from jax.experimental import pallas as pl
+
     named, (g, dq, dk, dv, *d_bias, k_sum, v_sum) = dict(zip(names, refs, strict=False)), refs[len(names) :]
     key, adds = named["key"][0].T, shared & (pl.program_id(1) > 0)  # to the bias's gradient of earlier rows
 
@@ -197,6 +202,8 @@ def _for_each(count: int, run: Callable[[Array], None]) -> None:
 
 def _for_each_part(queries: int, keys: int, run: Callable[[Any], None]) -> None:
     """Call a function with the slice of each part of the queries."""
+    from jax.experimental import pallas as pl
+
     size = queries_at_once(queries, keys)
     _for_each(queries // size, lambda i: run(pl.ds(pl.multiple_of(i * size, LANES), size)))
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import Partial
 
 from jformer.models import build_model
-from jformer.models.layers import row_kernel
+from jformer.models.layers import attention, row_kernel
 from jformer.models.layers.dot_product import KEEP_ALL, attend
 from jformer.models.layers.dropout import DropoutKey, Site, dropout, place_words
 from jformer.models.layers.row_kernel import attend_rows, queries_at_once
@@ -51,7 +51,7 @@ def drop(rate, keys, weights, first, first_key=0):
 @pytest.mark.parametrize("case", slow_but(CASES, "t5"))
 def test_values_and_gradients_are_those_of_our_own_code(case, monkeypatch):
     """A step has one head or two, and a part of a row 128 queries or all."""
-    monkeypatch.setattr(row_kernel, "ROW_PAIRS", 2 * 128 * 128)
+    monkeypatch.setattr(row_kernel, "STEP_PAIRS", 2 * 128 * 128)
     t, s, rule, rows, rate, packed = CASES[case]
     visible = Visibility(places(t, packed), places(s, packed), rule)
     keys = jax.random.split(jax.random.key(0), 5)
@@ -96,7 +96,7 @@ def test_a_model_has_the_same_gradients_on_any_devices(tiny, mesh, fields, monke
         seen.append((visible.rule.causal, None if bias is None else len(bias)))
         return attend_rows(q, kv, visible, bias, words, scale, rate, interpret=True)
 
-    monkeypatch.setattr(row_kernel, "attend_rows", interpreted)
+    monkeypatch.setattr(attention, "attend_rows", interpreted)
     gradients = []
     for platform, shape in (("cpu", (1, 1, 1)), ("tpu", mesh)):
         with compiling_for(Target(platform)):

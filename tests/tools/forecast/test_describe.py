@@ -65,7 +65,7 @@ def test_rows_name_parts_and_sublayers_with_their_layers():
         (
             "tpu",
             {"data.max_source_length": 1_000, "data.max_target_length": 1_000},
-            r"splash \(on tpu: .*\) for 5 of 8 shapes, chunked \(up to 128 queries at a .*\) for 2 of 8 shapes, own .*",
+            r"splash \(on tpu: .*\) for 5 of 8 shapes, rows \(on tpu: .*; .* few enough .*\) for 3 of 8 shapes",
         ),
     ],
 )
