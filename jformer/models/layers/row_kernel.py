@@ -27,6 +27,7 @@ from jformer.parallel.activations import over_rows_and_heads
 LANES = 128  # positions come in multiples of this
 STEP_PAIRS = 2**18  # of a query and a key in a step, if a row has so few: a bias of them takes 1 MiB of 16
 PAIRS = 2**16  # of a query and a key at once: 64 registers hold a number of each
+STAGES = 4  # of a causal row: the code of a kernel grows with them
 SAVED = "attended"  # what kernels of TPUs save for the backward pass, in a policy of jax.checkpoint
 NAMES = ("q", "k", "v", "query", "key", "bias", "words")  # of the inputs; the last two are optional
 
@@ -81,8 +82,25 @@ def attend_rows(
     return over_rows_and_heads(attend, *arrays.values())
 
 
+class Stage(NamedTuple):
+    """Some queries of a row, which see none but the first keys."""
+
+    first: int
+    end: int
+    keys: int
+
+
+def stages(queries: int, keys: int, causal: bool) -> list[Stage]:
+    """Return the stages of a row: one, or up to four of causal self-attention, each with more keys."""
+    if not causal or queries != keys:
+        return [Stage(0, queries, keys)]
+    size = -(-queries // (STAGES * LANES)) * LANES
+    ends = [min(first + size, queries) for first in range(0, queries, size)]
+    return [Stage(first, end, end) for first, end in zip([0, *ends], ends, strict=False)]
+
+
 def queries_at_once(queries: int, keys: int) -> int:
-    """Return how many queries of a row are computed at once: a divisor of all, and a multiple of 128."""
+    """Return how many queries of a stage are computed at once: a divisor of all, and a multiple of 128."""
     most = max(LANES, PAIRS // keys)
     return next(size for size in range(most // LANES * LANES, 0, -LANES) if queries % size == 0)
 
@@ -93,7 +111,7 @@ def _places(tokens: TokenPlaces) -> Int[Array, "b 2 t"]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(setting: Setting, *inputs: Array | None) -> Float[Array, "b h k t"]:
-    return _run(_forward, "row_attention_fwd", setting, inputs, (), ("q",))[0]
+    return _run(_forward, "fwd", setting, inputs, (), ("q",))[0]
 
 
 def _attend_forward(setting: Setting, *inputs: Array | None) -> tuple[Array, tuple[Array | None, ...]]:
@@ -103,7 +121,7 @@ def _attend_forward(setting: Setting, *inputs: Array | None) -> tuple[Array, tup
 def _attend_backward(setting: Setting, inputs: tuple[Array | None, ...], g: Array) -> tuple[Array | None, ...]:
     biased = inputs[NAMES.index("bias")] is not None
     outputs = ("q", "k", "v", "bias") if biased else ("q", "k", "v")
-    dq, dk, dv, *d_bias = _run(_backward, "row_attention_bwd", setting, inputs, (g,), outputs)
+    dq, dk, dv, *d_bias = _run(_backward, "bwd", setting, inputs, (g,), outputs)
     return dq, dk, dv, None, None, d_bias[0] if biased else None, None
 
 
@@ -112,7 +130,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 def _run(
     kernel: Callable[..., None],
-    name: str,
+    direction: str,
     setting: Setting,
     inputs: Sequence[Array | None],
     gradients: Sequence[Array],
@@ -121,7 +139,7 @@ def _run(
     """Run a kernel. A step has some heads of a row: few if it is long, so that their blocks fit beside the core.
 
     Args:
-        kernel, name, setting: what to run.
+        kernel, direction, setting: what to run, and its name.
         inputs: named by `NAMES`.
         gradients: of the values, for the backward pass.
         outputs: the inputs whose shapes and blocks they have.
@@ -149,7 +167,7 @@ def _run(
         scratch_shapes=[pltpu.VMEM((k, s), jnp.float32)] * 2 * len(gradients),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=setting.interpret,
-        name=name,
+        name=f"row_attention_{'causal_' if setting.rule.causal else ''}{direction}",  # which forecasts read
     )
     return call(*named.values(), *gradients)
 
@@ -160,12 +178,13 @@ def _forward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) -
     named = dict(zip(names, inputs, strict=True))
     key = named["key"][0].T
 
-    def attend(i: Array, at: Any) -> None:
-        v = named["v"][0, i]
-        weights, drop = _weights(setting, named, _mask(setting.rule, named["query"][0, :, at], key), i, at)
+    def attend(i: Array, at: Any, keys: int) -> None:
+        v = named["v"][0, i, :, :keys]
+        mask = _mask(setting.rule, named["query"][0, :, at], key[:keys])
+        weights, drop = _weights(setting, named, mask, i, at)
         values[0, i, :, at] = _product(v, drop(weights).astype(v.dtype), (1, 0)).astype(v.dtype)
 
-    _for_each(values.shape[1], lambda i: _for_each_part(values.shape[3], len(key), lambda at: attend(i, at)))
+    _for_each(values.shape[1], lambda i: _for_each_part(setting.rule, named, functools.partial(attend, i)))
 
 
 def _backward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) -> None:
@@ -174,23 +193,30 @@ def _backward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) 
     named, (g, dq, dk, dv, *d_bias, k_sum, v_sum) = dict(zip(names, refs, strict=False)), refs[len(names) :]
     key, adds = named["key"][0].T, shared & (pl.program_id(1) > 0)  # to the bias's gradient of earlier rows
 
-    def differentiate(i: Array, at: Any) -> None:
-        mask = _mask(setting.rule, named["query"][0, :, at], key)
+    def differentiate(i: Array, at: Any, keys: int) -> None:
+        mask = _mask(setting.rule, named["query"][0, :, at], key[:keys])
         weights, drop = _weights(setting, named, mask, i, at)
-        q, k, v, d_values = named["q"][0, i, :, at], named["k"][0, i], named["v"][0, i], g[0, i, :, at]
-        v_sum[...] += _product(d_values, drop(weights).astype(v.dtype), (1, 1))
+        q, k, v, d_values = (
+            named["q"][0, i, :, at],
+            named["k"][0, i, :, :keys],
+            named["v"][0, i, :, :keys],
+            g[0, i, :, at],
+        )
+        v_sum[:, :keys] += _product(d_values, drop(weights).astype(v.dtype), (1, 1))
         d_weights = drop(_product(v, d_values, (0, 0)))
         d_scores = weights * (d_weights - (weights * d_weights).sum(0, keepdims=True))
         d_scores = jnp.where(mask, d_scores, 0.0)
         for total in d_bias:
-            total[0, i, :, at] = jnp.where(adds, total[0, i, :, at], 0.0) + d_scores
+            total[0, i, :keys, at] += d_scores
         d_scores = d_scores.astype(q.dtype)
         dq[0, i, :, at] = _product(k, d_scores, (1, 0)).astype(q.dtype)
-        k_sum[...] += _product(q, d_scores, (1, 1))
+        k_sum[:, :keys] += _product(q, d_scores, (1, 1))
 
     def head(i: Array) -> None:
         k_sum[...], v_sum[...] = jnp.zeros_like(k_sum), jnp.zeros_like(v_sum)
-        _for_each_part(dq.shape[3], len(key), lambda at: differentiate(i, at))
+        for total in d_bias:
+            total[0, i] = jnp.where(adds, total[0, i], 0.0)
+        _for_each_part(setting.rule, named, functools.partial(differentiate, i))
         dk[0, i], dv[0, i] = k_sum[...].astype(dk.dtype), v_sum[...].astype(dv.dtype)
 
     _for_each(dq.shape[1], head)
@@ -200,12 +226,17 @@ def _for_each(count: int, run: Callable[[Array], None]) -> None:
     jax.lax.fori_loop(0, count, lambda i, _: run(i), None)
 
 
-def _for_each_part(queries: int, keys: int, run: Callable[[Any], None]) -> None:
-    """Call a function with the slice of each part of the queries."""
+def _for_each_part(rule: Rule, named: dict[str, Any], run: Callable[[Any, int], None]) -> None:
+    """Call a function with the slice of each part of the queries, and how many keys it may see."""
     from jax.experimental import pallas as pl
 
-    size = queries_at_once(queries, keys)
-    _for_each(queries // size, lambda i: run(pl.ds(pl.multiple_of(i * size, LANES), size)))
+    for first, end, keys in stages(named["q"].shape[3], named["k"].shape[3], rule.causal):
+        size = queries_at_once(end - first, keys)
+
+        def part(i: Array, first: int = first, keys: int = keys, size: int = size) -> None:
+            run(pl.ds(pl.multiple_of(first + i * size, LANES), size), keys)
+
+        _for_each((end - first) // size, part)
 
 
 def _mask(rule: Rule, query: Int[Array, "2 t"], key: Int[Array, "s 2"]) -> Bool[Array, "s t"]:
@@ -217,17 +248,20 @@ def _weights(
     setting: Setting, named: dict[str, Any], mask: Bool[Array, "s t"], i: Array, at: Any
 ) -> tuple[Float[Array, "s t"], Callable[[Array], Array]]:
     """Return the weights of some queries of a head, and what drops some of them, or of their gradients."""
-    scores = _product(named["k"][0, i], named["q"][0, i, :, at], (0, 0))
-    scores = scores + named["bias"][0, i, :, at] if "bias" in named else scores
+    keys = len(mask)
+    scores = _product(named["k"][0, i, :, :keys], named["q"][0, i, :, at], (0, 0))
+    scores = scores + named["bias"][0, i, :keys, at] if "bias" in named else scores
     scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     powers = jnp.exp(scores - scores.max(0, keepdims=True))
     weights = powers / powers.sum(0, keepdims=True)
     if "words" not in named:
         return weights, lambda x: x
-    half = len(weights) // 2
-    places = jax.lax.broadcasted_iota(jnp.uint32, (half, 1), 0)
-    words = hash_places(named["words"][0, i, :, at], places)  # [1 t] → [s/2 t]
-    keep = kept(jnp.concatenate([words & HALF, words >> 16]), setting.rate)
+    half = named["k"].shape[3] // 2  # the first half of all keys takes half of each word's bits
+    places = jax.lax.broadcasted_iota(jnp.uint32, (min(keys, half), 1), 0)
+    words = hash_places(named["words"][0, i, :, at], places)  # [1 t] → [places t]
+    bits = words & HALF
+    bits = bits if keys <= half else jnp.concatenate([bits, words[: keys - half] >> 16])
+    keep = kept(bits, setting.rate)
     return weights, lambda x: dropped(x, keep, setting.rate)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jformer.models.layers.kernels import splash_blocks
+from jformer.models.layers.row_kernel import stages
 from jformer.tools.forecast.hlo import CONTROL, Computation, Instruction, Leaf, Program, runs
 
 FREE = {  # move nothing, or what is counted elsewhere
@@ -15,7 +16,7 @@ FREE = {  # move nothing, or what is counted elsewhere
 }  # fmt: skip
 FUSIONS = ("fusion", "fusion-start")
 KERNEL = re.compile(r"splash_\w+?_(fwd|dkv)_")  # JAX's names of the kernels of splash attention
-ROW_KERNEL = re.compile(r"row_attention_(fwd|bwd)")  # ours, of models/layers/row_kernel
+ROW_KERNEL = re.compile(r"row_attention_(causal_)?(fwd|bwd)")  # ours, of models/layers/row_kernel
 PRODUCTS = {"fwd": 2, "dkv": 5}  # products of a query and a key per pair
 PRODUCTS_ONCE = {"fwd": 2, "dkv": 4}  # the same without that which the other kernel has made
 LIBRARY = re.compile(r"__(cublas|cudnn)\$(\w+)")  # XLA:GPU's names of calls of NVIDIA's libraries
@@ -119,8 +120,9 @@ def _work(computation: Computation, each: Instruction, once: bool) -> int:
         return _attended_by_cudnn(computation, each, once)
     if each.opcode == "custom-call" and (row := ROW_KERNEL.search(each.name)):
         q, k = (computation[name].leaves[0].dims for name in each.operands[:2])  # [b h k t], [b h k s]
-        backward = row[1] == "bwd"
-        return 2 * math.prod(q) * k[-1] * (ATTENTION_PRODUCTS[backward] - (once and backward))
+        causal, backward = bool(row[1]) and not once, row[2] == "bwd"
+        pairs = sum((end - first) * keys for first, end, keys in stages(q[-1], k[-1], causal))
+        return 2 * math.prod(q[:-1]) * pairs * (ATTENTION_PRODUCTS[backward] - (once and backward))
     return _attended(computation, each, once)[0] if kernel_of(each) else 0
 
 

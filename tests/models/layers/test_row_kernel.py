@@ -14,7 +14,7 @@ from jformer.models import build_model
 from jformer.models.layers import attention, row_kernel
 from jformer.models.layers.dot_product import KEEP_ALL, attend
 from jformer.models.layers.dropout import DropoutKey, Site, dropout, place_words
-from jformer.models.layers.row_kernel import attend_rows, queries_at_once
+from jformer.models.layers.row_kernel import attend_rows, queries_at_once, stages
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
 from jformer.parallel.backend import Target, compiling_for
 from jformer.parallel.mesh import make_mesh
@@ -32,6 +32,7 @@ CASES = {  # queries, keys, rule, rows of the bias, dropout, whether several tex
     "plain": (128, 256, Rule(), 0, 0.0, False),
     "t5": (128, 128, Rule(), 1, RATE, False),
     "causal": (384, 384, Rule(causal=True), 0, RATE, True),
+    "causal t5": (256, 256, Rule(causal=True), 1, RATE, False),
     "window, alibi": (256, 256, Rule(causal=True, window=40), B, RATE, True),
 }
 
@@ -48,7 +49,7 @@ def drop(rate, keys, weights, first, first_key=0):
     return dropout(weights, rate, KEY, SITE, here, (first_key, keys))
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, "t5"))
+@pytest.mark.parametrize("case", slow_but(CASES, "t5", "causal t5"))
 def test_values_and_gradients_are_those_of_our_own_code(case, monkeypatch):
     """A step has one head or two, and a part of a row 128 queries or all."""
     monkeypatch.setattr(row_kernel, "STEP_PAIRS", 2 * 128 * 128)
@@ -106,6 +107,13 @@ def test_a_model_has_the_same_gradients_on_any_devices(tiny, mesh, fields, monke
             gradients.append(jax.device_get(gradient(params, rows, jax.random.key(0))[0]))
     assert len(set(seen)) == (3 if model.config.family == "encdec" else 1)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max() + 1e-6), *gradients[::-1])
+
+
+def test_a_causal_row_has_up_to_four_stages():
+    assert stages(512, 512, causal=True) == [(0, 128, 128), (128, 256, 256), (256, 384, 384), (384, 512, 512)]
+    assert stages(640, 640, causal=True) == [(0, 256, 256), (256, 512, 512), (512, 640, 640)]
+    assert stages(128, 128, causal=True) == stages(128, 128, causal=False) == [(0, 128, 128)]
+    assert stages(256, 512, causal=True) == [(0, 256, 512)]
 
 
 def test_parts_of_a_row_divide_it_and_have_up_to_2_16_pairs():

@@ -211,16 +211,21 @@ def test_calls_of_nvidias_libraries_count_their_products_and_slices(line, produc
     assert (flops(program), flops(program, once=True), traffic(program)) == (products, once, moved)
 
 
-@pytest.mark.parametrize(("direction", "products", "once"), [("fwd", 2, 2), ("bwd", 5, 4)])
-def test_our_kernel_for_tpus_counts_its_products_and_each_array_once(direction, products, once):
+@pytest.mark.parametrize(
+    ("name", "keys", "share", "products", "once"),
+    [("fwd", 256, 1, 2, 2), ("bwd", 256, 1, 5, 4), ("causal_bwd", 256, 1, 5, 4), ("causal_fwd", 512, 5 / 8, 2, 2)],
+)
+def test_our_kernel_for_tpus_counts_the_products_of_its_stages(name, keys, share, products, once):
+    """Of the pairs of a causal row of four stages it computes 1/4 · (1/4 + 2/4 + 3/4 + 1)."""
     line = (
-        f"ROOT %jvp_row_attention_{direction}_.1 = bf16[3,2,8,64]{{3,2,1,0:T(8,128)(2,1)}} custom-call(%q, %k, %k), "
+        f"ROOT %jvp_row_attention_{name}_.1 = bf16[3,2,8,512]{{3,2,1,0:T(8,128)(2,1)}} custom-call(%q, %k, %k), "
         'custom_call_target="tpu_custom_call"'
     )
-    text = GPU_CALLS.replace("FIRST", line).replace("%q = bf16[3,32,2,8]", "%q = bf16[3,2,8,64]")
-    program = parse(text.replace("%k = s32[]", "%k = bf16[3,2,8,256]{3,2,1,0:T(8,128)(2,1)}"))
-    pairs = 2 * 3 * 2 * 64 * 256 * 8
-    assert (flops(program), flops(program, once=True)) == (products * pairs, once * pairs)
+    text = GPU_CALLS.replace("FIRST", line).replace("%q = bf16[3,32,2,8]", "%q = bf16[3,2,8,512]")
+    program = parse(text.replace("%k = s32[]", f"%k = bf16[3,2,8,{keys}]{{3,2,1,0:T(8,128)(2,1)}}"))
+    pairs = 2 * 3 * 2 * 512 * keys * 8
+    assert (flops(program), flops(program, once=True)) == (share * products * pairs, once * pairs)
+    assert traffic(program) == 2 * 3 * 2 * 8 * (2 * 512 + 2 * keys)
 
 
 def test_what_a_backward_pass_repeats_is_not_counted_again():
