@@ -14,7 +14,6 @@ Axes: h and w pixels, c channels.
 import dataclasses
 import functools
 import hashlib
-import io
 import re
 import tempfile
 from collections import Counter
@@ -30,7 +29,6 @@ from jformer.data.file_digests import own_folder
 from jformer.data.sources.generated import open_built
 from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.errors import UserError
-from jformer.storage import replace_content
 
 EXAMPLE = "large red circle 6 5, small blue square 16 27"
 SIDE = 32  # pixels
@@ -90,9 +88,9 @@ def draw_all(scenes: list[str]) -> Path:
     """Return the file of the pictures u8 [n h w c] of some scenes, which are drawn once on a machine."""
     path = (own_folder("scenes") or Path(tempfile.mkdtemp())) / f"{fingerprint(digest(), scenes)}.npy"
     if not path.exists():
-        content = io.BytesIO()
-        np.save(content, np.stack([draw(scene) for scene in scenes]))
-        replace_content(path, content.getvalue())
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as own:  # several processes may draw at once
+            np.save(own, np.stack([draw(scene) for scene in scenes]))
+        Path(own.name).replace(path)
     return path
 
 

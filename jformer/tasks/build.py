@@ -18,7 +18,7 @@ from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
-from jformer.models.layers.kernels import FUSED, MULTIPLES, calls_of, choose_kernel, is_own_attention
+from jformer.models.layers.kernels import FUSED, LEAST_PAIRS, MULTIPLES, calls_of, choose_kernel, is_own_attention
 from jformer.models.model import Model
 from jformer.parallel import processes
 from jformer.parallel.backend import Target
@@ -166,19 +166,21 @@ def choose_lengths(config: Config, target: Target) -> tuple[Config, list[str]]:
     """Resolve data.length_multiple=0 for a target; also return lines to log. The model's dtype must be chosen."""
     if config.data.length_multiple:
         return config, []
-    kernel = FUSED.get(target.platform, "")
-    multiple = math.lcm(MULTIPLES.get(kernel, 1), max(config.mesh.sequence, 1))  # or rows would be padded to that
-    takes = kernel != "" and _takes_kernel(config, target, kernel, multiple)
-    data = dataclasses.replace(config.data, length_multiple=multiple if takes else 1)
-    lines = [f"data.length_multiple: {multiple}, so that {kernel} attends"] if takes else []
+    multiple = math.lcm(MULTIPLES.get(target.platform, 1), max(config.mesh.sequence, 1))  # or rows are padded to that
+    kernel = _kernel_of_longest(config, target, multiple)
+    data = dataclasses.replace(config.data, length_multiple=multiple if kernel else 1)
+    lines = [f"data.length_multiple: {multiple}, so that {kernel} attends"] if kernel else []
     return dataclasses.replace(config, data=data), lines
 
 
-def _takes_kernel(config: Config, target: Target, kernel: str, multiple: int) -> bool:
-    """Return whether lengths that are multiples of `multiple` fit a batch, and the kernel supports the longest."""
+def _kernel_of_longest(config: Config, target: Target, multiple: int) -> str:
+    """Return the fused kernel of the longest rows, if lengths that are multiples of `multiple` fit a batch, or ''.
+
+    On TPUs, where rows are padded to 128 positions, short ones are not worth it.
+    """
     model, data, prefix = config.model, config.data, config.task == "prefix_lm"
     if model.family == "vit" or not is_own_attention(model):
-        return False
+        return ""
     sides = data.max_source_length, data.max_target_length + prefix * data.max_source_length
     if config.task == "embed":  # a row holds both texts
         sides = (sum(sides),) * 2
@@ -187,8 +189,12 @@ def _takes_kernel(config: Config, target: Target, kernel: str, multiple: int) ->
     source, length = (-(-side // multiple) * multiple for side in sides)
     fits = max(source, length) * data.rows_divide_by() <= data.tokens_per_update
     divides = data.batching != "packed" or data.packed_length % multiple == 0
-    calls = calls_of(model, source, length, prefix)
-    return fits and divides and any(choose_kernel(model, target, call).kernel == kernel for call in calls)
+    if not (fits and divides):
+        return ""
+    least = LEAST_PAIRS if target.platform == "tpu" else 0
+    calls = (call for call in calls_of(model, source, length, prefix) if call.queries * call.keys >= least)
+    taken = (choose_kernel(model, target, call).kernel for call in calls)
+    return next((kernel for kernel in taken if kernel in FUSED.get(target.platform, ())), "")
 
 
 def choose_decoding_dtype(config: Config, mesh: Mesh) -> Config:

@@ -12,7 +12,7 @@ from jformer.data.sources.split import SIDES
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig
-from jformer.models.layers.kernels import FUSED, ROWS, calls_of, choose_kernel, is_own_attention
+from jformer.models.layers.kernels import calls_of, choose_kernel, is_own_attention
 from jformer.parallel.backend import Target
 from jformer.parallel.devices import Peak, products_line
 from jformer.parallel.mesh import slices_line
@@ -84,7 +84,7 @@ def kernel_line(
             taken.setdefault(choice.kernel, set()).add(shape)
     asked = model.execution.attention_kernel
     other = next((kernel for kernel in taken if kernel != asked), "")
-    if asked in (*FUSED.values(), ROWS) and other:
+    if asked not in ("auto", "own") and other:
         raise UserError(
             f"model.execution.attention_kernel={asked!r} cannot be used everywhere: {reasons[other]}; use 'auto'"
         )

@@ -56,15 +56,15 @@ def test_the_kernel_that_attends_is_named_with_the_reason():
     short, long = [Shape(8, 32, 32)], [Shape(8, 128, 4_096)]
     assert kernel_line(plain, H100, short) == "attention kernel: own (cuDNN's has no float32)"
     assert kernel_line(plain, CPU, short) == "attention kernel: own (on cpu there is no fused one)"
-    assert kernel_line(dropping, TPU, short) == "attention kernel: own (32 queries and 32 keys: not multiples of 128)"
-    chunks = "attention kernel: chunked (up to 128 queries at a time; 4,096 queries and 4,096 keys, of up to 2,048)"
-    rows = "rows (on tpu: scores stay beside the cores; model.attention_dropout=0.1 drops weights)"
-    assert kernel_line(dropping, TPU, long) == f"{chunks}, {rows}"  # the decoder's own, and the others
-    fused, few = "splash (on tpu: scores stay beside the cores)", "few enough to store their scores"
-    rows = f"rows (on tpu: scores stay beside the cores; 128 queries and 128 keys: {few})"
-    assert kernel_line(plain, TPU, long) == f"attention kernel: {fused}, {rows}"
-    counted = kernel_line(plain, TPU, [Shape(16, 128, 128), Shape(8, 1_024, 1_024)])
-    assert counted == f"attention kernel: {fused} for 1 of 2 shapes, {rows} for 1 of 2 shapes"
+    why = "model.attention_dropout=0.1 drops weights"
+    few, on_tpu = "few enough to store their scores", "(on tpu: scores stay beside the cores)"
+    assert kernel_line(dropping, TPU, short) == f"attention kernel: own ({why})"
+    chunks = f"attention kernel: chunked (up to 128 queries at a time; {why}), rows {on_tpu}"
+    assert kernel_line(dropping, TPU, long) == chunks  # the decoder's own, and the others
+    assert kernel_line(plain, TPU, long) == f"attention kernel: splash {on_tpu}, rows {on_tpu}"
+    counted = kernel_line(plain, TPU, [Shape(16, 128, 64), Shape(8, 1_024, 1_024)])
+    own = f"own (64 queries and 128 keys: {few}) for 1 of 2 shapes"
+    assert counted == f"attention kernel: rows {on_tpu} for 2 of 2 shapes, {own}"
     assert kernel_line(MODELS["sizes of its own"], H100, short).endswith("own (keys of 6 and values of 10)")
     shared = kernel_line(plain, TPU, [Shape(8, 1_024, 1_024)], sequence=3)  # 1,026 positions
     assert "1,026 queries and 1,026 keys: not multiples of 128" in shared

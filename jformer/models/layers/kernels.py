@@ -33,8 +33,8 @@ BLOCKS = (2_048, 1_024, 512, 256, LANES)  # of positions
 BLOCK = 512  # up to which they may be as long as a row
 ROWS = "rows"  # the kernel of row_kernel
 ROW_BYTES = 2**19  # of the queries or keys of a head, in it
-FUSED = {"tpu": "splash", "gpu": "cudnn"}  # of others
-MULTIPLES = {"splash": LANES, "cudnn": 8}  # of positions, which a fused kernel takes without padding rows
+FUSED = {"tpu": (ROWS, "splash"), "gpu": ("cudnn",)}  # the first that can is taken
+MULTIPLES = {"tpu": LANES, "gpu": 8}  # of positions, which fused kernels take without padding rows
 CUDNN_NEEDS = 8.0  # compute capability: Ampere
 SPLASH_MASKS = {Rule(): "FullMask", Rule(causal=True): "CausalMask"}  # rules that splash attention supports
 
@@ -71,14 +71,11 @@ def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoi
 
     Of the fused ones only `ROWS` drops weights. None returns them, or has values of another size than keys.
     """
-    where = f"on {target.platform}: scores stay beside the cores"
-    refused = _refusal(config, target, call) or build_error(target, config.key_size, call)
-    if not refused:
-        return KernelChoice(FUSED[target.platform], where)
-    if target.platform == "tpu":
-        splash, refused = refused, _row_refusal(config, call) or build_error(target, config.key_size, call, ROWS)
+    refused = f"on {target.platform} there is no fused one"
+    for kernel in FUSED.get(target.platform, ()):
+        refused = _refusal(kernel, config, target, call) or build_error(kernel, target, config.key_size, call)
         if not refused:
-            return KernelChoice(ROWS, f"{where}; {splash}")
+            return KernelChoice(kernel, f"on {target.platform}: scores stay beside the cores")
     default = CHUNK if call.queries * call.keys > MAX_PAIRS else 0
     if target.platform == "tpu":
         most = max(LEAST_CHUNK, max(LEAST_SCORES, ON_CHIP // call.arrays) // call.keys)
@@ -92,14 +89,15 @@ def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoi
     return KernelChoice("own", refused)
 
 
-def _refusal(config: ModelConfig, target: Target, call: Call) -> str:
-    """Return why no fused kernel can be used, or ''."""
-    asked, size = config.execution.attention_kernel, config.key_size
+def _refusal(kernel: str, config: ModelConfig, target: Target, call: Call) -> str:
+    """Return why a fused kernel cannot be used, or ''."""
+    asked, size, pairs = config.execution.attention_kernel, config.key_size, call.queries * call.keys
     lengths = f"{call.queries:,} queries and {call.keys:,} keys"
-    cudnn, splash = target.platform == "gpu", target.platform == "tpu"
+    largest = max(call.queries, call.keys) * size * jnp.dtype(call.dtype).itemsize
+    cudnn, splash, rows = (kernel == each for each in ("cudnn", "splash", ROWS))
+    tpu = splash or rows
     reasons = {
-        f"model.execution.attention_kernel={asked}": asked in ("own", ROWS),
-        f"on {target.platform} there is no fused one": target.platform not in FUSED,
+        f"model.execution.attention_kernel={asked}": asked == "own" or kernel != asked in FUSED[target.platform],
         f"cuDNN's needs CUDA, which {target.kind} lacks": cudnn and not target.cuda,
         f"cuDNN's needs compute capability {CUDNN_NEEDS}, and {target.kind} has {target.capability}": (
             cudnn and target.cuda < CUDNN_NEEDS
@@ -107,43 +105,27 @@ def _refusal(config: ModelConfig, target: Target, call: Call) -> str:
         # Its compiler looks up the second of two equal attentions under another name: openxla/xla pull request 46500
         "with --deterministic XLA fails on cuDNN's": cudnn and asks_deterministic(),
         "its weights are collected": call.shows,
-        f"model.attention_dropout={config.attention_dropout} drops weights": call.drops,
+        f"model.attention_dropout={config.attention_dropout} drops weights": call.drops and not rows,
         f"keys of {size} and values of {config.value_size}": size != config.value_size,
-        # jax.experimental.pallas.ops.tpu.splash_attention
-        f"splash attention has no model.precision={config.precision}": (
-            splash and call.dtype == "float32" and config.precision != "default"
+        f"{config.kv_heads} heads of keys for {config.num_heads} of queries": rows
+        and config.kv_heads < config.num_heads,
+        f"{kernel} has no model.precision={config.precision}": (
+            tpu and call.dtype == "float32" and config.precision != "default"
         ),
+        # jax.experimental.pallas.ops.tpu.splash_attention
         f"positions={config.positions} add to the scores": splash and call.biased,
         f"splash attention has no mask for {call.rule}": splash and call.rule not in SPLASH_MASKS,
-        f"{lengths}: not multiples of {LANES}": splash and bool(call.queries % LANES or call.keys % LANES),
-        f"{lengths}: few enough to store their scores": splash and call.queries * call.keys < LEAST_PAIRS,
+        f"{lengths}: few enough to store their scores": splash and pairs < LEAST_PAIRS,
+        f"{lengths}: not multiples of {LANES}": tpu and bool(call.queries % LANES or call.keys % LANES),
+        # row_kernel
+        f"{kernel} has no mask for {call.rule}": rows and call.rule != Rule(call.rule.causal, call.rule.window),
+        f"{lengths}, of up to {STEP_PAIRS // LANES:,}": rows and call.keys > STEP_PAIRS // LANES,
+        f"{lengths} of {size}: a head takes over {ROW_BYTES:,} bytes": rows and largest > ROW_BYTES,
+        f"{lengths}: over {STEP_PAIRS:,} pairs and a bias": rows and call.biased and pairs > STEP_PAIRS,
         f"mesh.tensor={call.tensor} does not divide the heads": bool(config.kv_heads % call.tensor),
         # jax.nn.dot_product_attention: check_layout and check_is_flash_attention of its cuDNN
         f"cuDNN's has no {call.dtype}": cudnn and call.dtype not in ("bfloat16", "float16"),
         f"cuDNN's has no heads of {size}: up to 128, multiples of 8": cudnn and bool(size > 128 or size % 8),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _row_refusal(config: ModelConfig, call: Call) -> str:
-    """Return why `ROWS` cannot be used, or ''."""
-    asked, pairs = config.execution.attention_kernel, call.queries * call.keys
-    lengths = f"{call.queries:,} queries and {call.keys:,} keys"
-    largest = max(call.queries, call.keys) * config.key_size * jnp.dtype(call.dtype).itemsize
-    reasons = {
-        "model.execution.attention_kernel=own": asked == "own",
-        "its weights are collected": call.shows,
-        f"keys of {config.key_size} and values of {config.value_size}": config.key_size != config.value_size,
-        f"{config.kv_heads} heads of keys for {config.num_heads} of queries": config.kv_heads != config.num_heads,
-        f"a kernel has no model.precision={config.precision}": (
-            call.dtype == "float32" and config.precision != "default"
-        ),
-        f"no kernel has a mask for {call.rule}": call.rule != Rule(call.rule.causal, call.rule.window),
-        f"{lengths}: not multiples of {LANES}": bool(call.queries % LANES or call.keys % LANES),
-        f"{lengths}, of up to {STEP_PAIRS // LANES:,}": call.keys > STEP_PAIRS // LANES,
-        f"{lengths} of {config.key_size}: a head takes over {ROW_BYTES:,} bytes": largest > ROW_BYTES,
-        f"{lengths}: over {STEP_PAIRS:,} pairs with positions={config.positions}": call.biased and pairs > STEP_PAIRS,
-        f"mesh.tensor={call.tensor} does not divide the heads": bool(config.kv_heads % call.tensor),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -176,12 +158,12 @@ def calls_of(config: ModelConfig, source: int, target: int, prefix: bool = False
     yield from sorted(found, key=lambda each: -each.queries * each.keys)
 
 
-def build_error(target: Target, size: int, call: Call, kernel: str = "") -> str:
+def build_error(kernel: str, target: Target, size: int, call: Call) -> str:
     """Return why a fused kernel within its limits does not run here, or ''; elsewhere the compiler will show."""
-    device = jax.local_devices()[0] if target.platform in FUSED else None
-    if not device or target_of(device) != target:
+    device = jax.local_devices()[0]
+    if target_of(device) != target:
         return ""
-    return _build_error(device, kernel or FUSED[target.platform], call.dtype, size, call.rule.causal, call.biased)
+    return _build_error(device, kernel, call.dtype, size, call.rule.causal, call.biased)
 
 
 @functools.cache
@@ -279,7 +261,7 @@ def attend_cudnn(
 
 def _fill(axes: str, x: Array) -> Array:
     """Pad the axes of positions to a multiple that cuDNN's attention takes."""
-    missing = [-size % MULTIPLES["cudnn"] * (axis in "ts") for axis, size in zip(axes.split(), x.shape, strict=True)]
+    missing = [-size % MULTIPLES["gpu"] * (axis in "ts") for axis, size in zip(axes.split(), x.shape, strict=True)]
     return jnp.pad(x, [(0, each) for each in missing]) if any(missing) else x
 
 

@@ -49,7 +49,7 @@ HALF = Call("bfloat16", 1_024, 1_024)
 CPU, TPU = Target("cpu", "cpu"), Target("tpu", "TPU v5 lite")
 H100, V100 = Target("gpu", "NVIDIA H100 80GB HBM3", "9.0"), Target("gpu", "Tesla V100-SXM2-16GB", "7.0")
 A100, MI300 = Target("gpu", "NVIDIA A100-SXM4-80GB", "8.0"), Target("gpu", "AMD Instinct MI300X", "gfx942")
-ROWS = ExecutionConfig(attention_kernel="rows")
+SPLASH = ExecutionConfig(attention_kernel="splash")
 T, S, H, G, K = 256, 128, 2, 1, 8
 QUERY = np.repeat([[1, 2, 0], [1, 1, 2]], [100, 100, 56], axis=1)
 KEY = np.repeat([[1, 2, 0], [1, 2, 2]], [30, 90, 8], axis=1)
@@ -68,27 +68,27 @@ def test_deterministic_operations_have_no_cudnn(monkeypatch):
     assert choose_kernel(ModelConfig(), H100, HALF).kernel == "cudnn"
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
     assert choose_kernel(ModelConfig(), H100, HALF) == KernelChoice("own", "with --deterministic XLA fails on cuDNN's")
-    assert choose_kernel(ModelConfig(), TPU, HALF).kernel == "splash"
+    assert choose_kernel(ModelConfig(), TPU, HALF).kernel == "rows"
 
 
 @pytest.mark.parametrize(
     ("target", "call", "kernel", "why"),
     [
         (CPU, HALF, "own", "on cpu there is no fused one"),
-        (TPU, HALF, "splash", "on tpu"),
-        (TPU, HALF._replace(dtype="float32"), "splash", "on tpu"),
+        (TPU, HALF, "rows", "on tpu"),
+        (TPU, HALF._replace(dtype="float32"), "rows", "on tpu"),
         (TPU, HALF._replace(keys=1_000), "chunked", "1,024 queries and 1,000 keys: not multiples of 128"),
-        (TPU, HALF._replace(queries=64), "own", "not multiples of 128"),
-        (TPU, HALF._replace(queries=512, keys=384), "rows", "few enough to store their scores"),
-        (TPU, HALF._replace(rule=Rule(causal=True)), "splash", "on tpu"),
-        (TPU, HALF._replace(rule=Rule(causal=True, prefix=True)), "chunked", "no kernel has a mask for Rule("),
-        (TPU, HALF._replace(rule=Rule(causal=True, window=128)), "rows", "splash attention has no mask for Rule("),
-        (TPU, HALF._replace(rule=Strange()), "chunked", "no kernel has a mask for Strange("),
-        (TPU, HALF._replace(biased=True), "chunked", "1,024 keys: over 262,144 pairs with positions=relative"),
-        (TPU, HALF._replace(queries=256, biased=True), "rows", "positions=relative add to the scores"),
+        (TPU, HALF._replace(queries=64), "own", "few enough to store their scores"),
+        (TPU, HALF._replace(queries=512, keys=384), "rows", "on tpu"),
+        (TPU, HALF._replace(rule=Rule(causal=True, window=128), drops=True), "rows", "on tpu"),
+        (TPU, HALF._replace(queries=256, biased=True), "rows", "on tpu"),
+        (TPU, HALF._replace(keys=2_176), "splash", "on tpu"),
+        (TPU, HALF._replace(keys=2_176, rule=Rule(causal=True)), "splash", "on tpu"),
+        (TPU, HALF._replace(keys=2_176, drops=True), "chunked", "model.attention_dropout=0.1 drops weights"),
+        (TPU, HALF._replace(rule=Rule(causal=True, prefix=True)), "chunked", "splash attention has no mask for Rule("),
+        (TPU, HALF._replace(rule=Strange()), "chunked", "splash attention has no mask for Strange("),
+        (TPU, HALF._replace(biased=True), "chunked", "positions=relative add to the scores"),
         (TPU, HALF._replace(tensor=3), "chunked", "mesh.tensor=3 does not divide the heads"),
-        (TPU, HALF._replace(drops=True), "rows", "model.attention_dropout=0.1 drops weights"),
-        (TPU, HALF._replace(keys=2_176, drops=True), "chunked", "2,176 keys, of up to 2,048"),
         (TPU, HALF._replace(shows=True), "own", "its weights are collected"),
         (H100, HALF, "cudnn", "on gpu"),
         (H100, HALF._replace(dtype="float16", rule=Strange(), biased=True), "cudnn", "on gpu"),
@@ -110,15 +110,16 @@ def test_a_fused_kernel_attends_where_its_limits_hold(target, call, kernel, why)
     ("fields", "target", "kernel", "why"),
     [
         ({"d_k": 16}, TPU, "chunked", "keys of 16 and values of 64"),
-        ({"num_kv_heads": 2, "execution": ROWS}, TPU, "chunked", "2 heads of keys for 8 of queries"),
-        ({"execution": ROWS}, TPU, "rows", "attention_kernel=rows"),
+        ({"num_kv_heads": 2}, TPU, "splash", ""),
+        ({"d_model": 2_056}, TPU, "splash", ""),  # heads of 257, of which 1,024 take over 512 KiB
+        ({"execution": SPLASH}, TPU, "splash", ""),
         ({"d_k": 136, "d_v": 136}, H100, "own", "no heads of 136"),
         ({"d_k": 20, "d_v": 20}, H100, "own", "no heads of 20"),
-        ({"d_k": 20, "d_v": 20}, TPU, "splash", ""),
+        ({"d_k": 20, "d_v": 20}, TPU, "rows", ""),
         ({"execution": ExecutionConfig(attention_kernel="own")}, TPU, "chunked", "attention_kernel=own"),
         ({"execution": ExecutionConfig(attention_kernel="own")}, H100, "own", "attention_kernel=own"),
-        ({"precision": "highest"}, TPU, "splash", ""),  # of bfloat16 it changes nothing
-        ({"execution": ExecutionConfig(attention_chunk=64)}, TPU, "splash", ""),
+        ({"precision": "highest"}, TPU, "rows", ""),  # of bfloat16 it changes nothing
+        ({"execution": ExecutionConfig(attention_chunk=64)}, TPU, "rows", ""),
         ({"execution": ExecutionConfig(attention_chunk=64)}, CPU, "chunked", "64 queries at a time"),
     ],
 )
@@ -201,7 +202,7 @@ def test_projections_are_saved_for_the_fused_kernel_and_no_array_twice():
     """With six heads of 64: nothing of [b h t k] but the output; nor the input of the projection after it."""
     length, layers = 512, 2
     sizes = {"d_model": 384, "num_heads": 6, "d_ff": 8, "num_layers": layers}
-    model = build_model(ModelConfig("decoder", vocab_size=8, norm="pre", **sizes))
+    model = build_model(ModelConfig("decoder", vocab_size=8, norm="pre", execution=SPLASH, **sizes))
     row = jnp.arange(length)[None]
     batch = {"target_in": row % 8, "target_positions": row, "target_segments": row * 0 + 1}
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), batch))["params"]
@@ -213,7 +214,7 @@ def test_projections_are_saved_for_the_fused_kernel_and_no_array_twice():
 
 
 def test_a_model_takes_the_fused_kernel_in_all_three_places(monkeypatch):
-    model = build_model(ModelConfig(**{**TINY, "num_layers": 1}))
+    model = build_model(ModelConfig(**{**TINY, "num_layers": 1, "execution": SPLASH}))
     params, seen = random_params(model), {}
 
     def interpreted(q, kv, visible, scale):
@@ -240,7 +241,7 @@ def test_a_model_takes_the_fused_kernel_in_all_three_places(monkeypatch):
 def test_devices_that_share_rows_send_the_output_of_the_fused_kernel_once(tiny, monkeypatch):
     """Queries, keys, values and the output, and their gradients; the output is not sent again for gradients."""
     monkeypatch.setattr(kernels, "LEAST_PAIRS", 1)
-    model, params = tiny(family="decoder", num_layers=1, max_length=256)
+    model, params = tiny(family="decoder", num_layers=1, max_length=256, execution=SPLASH)
     mesh, batch = make_mesh(1, sequence=2), make_batch([64], [64])
     batch = {name: np.repeat(x, 4, axis=1) if x.ndim == 2 else x for name, x in batch.items()}
     with compiling_for(TPU):

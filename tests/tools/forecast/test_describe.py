@@ -65,7 +65,7 @@ def test_rows_name_parts_and_sublayers_with_their_layers():
         (
             "tpu",
             {"data.max_source_length": 1_000, "data.max_target_length": 1_000},
-            r"splash \(on tpu: .*\) for 5 of 8 shapes, rows \(on tpu: .*; .* few enough .*\) for 3 of 8 shapes",
+            r"rows \(on tpu: scores stay beside the cores\) for 8 of 8 shapes",
         ),
     ],
 )
