@@ -59,7 +59,7 @@ def test_adapters_begin_as_the_base_and_compute_what_their_merged_kernels_do(con
     changed = drawn(EVERYWHERE, params)
     after, of_merged = run(model, changed, batch), run(base, merged(EVERYWHERE, changed), batch)
     scale = np.abs(of_merged).max()
-    np.testing.assert_allclose(after / scale, of_merged / scale, atol=1e-6)
+    np.testing.assert_allclose(after / scale, of_merged / scale, atol=5e-6)  # 2.7e-6 by rounding, on some CPUs
     assert np.abs(after - before).max() / scale > 1e-3
     lora = dataclasses.replace(EVERYWHERE, base_dtype="bfloat16")
     model = build_model(dataclasses.replace(config, lora=lora))
