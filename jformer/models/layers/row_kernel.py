@@ -37,6 +37,7 @@ class Setting(NamedTuple):
 
     rule: Rule
     rate: float  # of dropout
+    shared: bool  # one bias serves all rows, whose steps follow each other
     interpret: bool
 
 
@@ -59,7 +60,8 @@ def attend_rows(
         rate: of that dropout.
         interpret: run the kernel step by step on any platform, for tests.
     """
-    setting = Setting(visible.rule, rate, interpret)
+    shared = bias is not None and len(bias) < len(q)
+    setting = Setting(visible.rule, rate, shared, interpret)
     arrays: dict[str, tuple[str, Array]] = {
         "q": ("b t h k", q * scale),
         "k": ("b s h k", kv["k"]),
@@ -68,7 +70,7 @@ def attend_rows(
         "key": ("b 2 s", _places(visible.key)),
     }
     if bias is not None:
-        arrays["bias"] = "b h t s" if len(bias) == len(q) else "1 h t s", bias.astype(jnp.float32)
+        arrays["bias"] = "1 h t s" if shared else "b h t s", bias.astype(jnp.float32)
     if words is not None:
         arrays["words"] = "b h t", words
     axes = {"q": (0, 2, 3, 1), "k": (0, 2, 3, 1), "v": (0, 2, 3, 1), "bias": (0, 1, 3, 2)}  # positions, queries last
@@ -121,8 +123,8 @@ def _attend_forward(setting: Setting, *inputs: Array | None) -> tuple[Array, tup
 def _attend_backward(setting: Setting, inputs: tuple[Array | None, ...], g: Array) -> tuple[Array | None, ...]:
     biased = inputs[NAMES.index("bias")] is not None
     outputs = ("q", "k", "v", "bias") if biased else ("q", "k", "v")
-    dq, dk, dv, *d_bias = _run(_backward, "bwd", setting, inputs, (g,), outputs)
-    return dq, dk, dv, None, None, d_bias[0] if biased else None, None
+    gradients = dict(zip(outputs, _run(_backward, "bwd", setting, inputs, (g,), outputs), strict=True))
+    return tuple(gradients.get(name) for name in NAMES)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -150,16 +152,15 @@ def _run(
     named = {name: x for name, x in zip(NAMES, inputs, strict=True) if x is not None}
     (b, h, k, t), s = named["q"].shape, named["k"].shape[3]
     heads = next(n for n in range(min(h, max(1, STEP_PAIRS // (t * s))), 0, -1) if h % n == 0)
-    shared = "bias" in named and len(named["bias"]) == 1  # by all rows, whose steps follow each other
 
     def block(name: str) -> Any:
         if name in ("query", "key"):
             return pl.BlockSpec((1, *named[name].shape[1:]), lambda h, b: (b, 0, 0))
-        row = 0 if name == "bias" and shared else 1
+        row = 0 if name == "bias" and setting.shared else 1
         return pl.BlockSpec((1, heads, *named[name].shape[2:]), lambda h, b: (b * row, h, 0, 0))
 
     call = pl.pallas_call(
-        functools.partial(kernel, setting, tuple(named), shared),
+        functools.partial(kernel, setting, tuple(named)),
         grid=(h // heads, b),
         in_specs=[block(name) for name in (*named, *["q"] * len(gradients))],
         out_specs=[block(name) for name in outputs],
@@ -172,8 +173,7 @@ def _run(
     return call(*named.values(), *gradients)
 
 
-def _forward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) -> None:
-    del shared
+def _forward(setting: Setting, names: Sequence[str], *refs: Any) -> None:
     *inputs, values = refs
     named = dict(zip(names, inputs, strict=True))
     key = named["key"][0].T
@@ -187,21 +187,18 @@ def _forward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) -
     _for_each(values.shape[1], lambda i: _for_each_part(setting.rule, named, functools.partial(attend, i)))
 
 
-def _backward(setting: Setting, names: Sequence[str], shared: bool, *refs: Any) -> None:
+def _backward(setting: Setting, names: Sequence[str], *refs: Any) -> None:
     from jax.experimental import pallas as pl
 
     named, (g, dq, dk, dv, *d_bias, k_sum, v_sum) = dict(zip(names, refs, strict=False)), refs[len(names) :]
-    key, adds = named["key"][0].T, shared & (pl.program_id(1) > 0)  # to the bias's gradient of earlier rows
+    key = named["key"][0].T
+    adds = setting.shared & (pl.program_id(1) > 0)  # to the bias's gradient of earlier rows
 
     def differentiate(i: Array, at: Any, keys: int) -> None:
         mask = _mask(setting.rule, named["query"][0, :, at], key[:keys])
         weights, drop = _weights(setting, named, mask, i, at)
-        q, k, v, d_values = (
-            named["q"][0, i, :, at],
-            named["k"][0, i, :, :keys],
-            named["v"][0, i, :, :keys],
-            g[0, i, :, at],
-        )
+        q, d_values = named["q"][0, i, :, at], g[0, i, :, at]
+        k, v = named["k"][0, i, :, :keys], named["v"][0, i, :, :keys]
         v_sum[:, :keys] += _product(d_values, drop(weights).astype(v.dtype), (1, 1))
         d_weights = drop(_product(v, d_values, (0, 0)))
         d_scores = weights * (d_weights - (weights * d_weights).sum(0, keepdims=True))

@@ -119,11 +119,15 @@ def _work(computation: Computation, each: Instruction, once: bool) -> int:
     if library_of(each) == "cudnn":
         return _attended_by_cudnn(computation, each, once)
     if each.opcode == "custom-call" and (row := ROW_KERNEL.search(each.name)):
-        q, k = (computation[name].leaves[0].dims for name in each.operands[:2])  # [b h k t], [b h k s]
-        causal, backward = bool(row[1]) and not once, row[2] == "bwd"
-        pairs = sum((end - first) * keys for first, end, keys in stages(q[-1], k[-1], causal))
-        return 2 * math.prod(q[:-1]) * pairs * (ATTENTION_PRODUCTS[backward] - (once and backward))
+        return _attended_in_rows(computation, each, bool(row[1]), row[2] == "bwd", once)
     return _attended(computation, each, once)[0] if kernel_of(each) else 0
+
+
+def _attended_in_rows(computation: Computation, each: Instruction, causal: bool, backward: bool, once: bool) -> int:
+    """Return the FLOPs of our own kernel; a causal one skips the keys after its stages."""
+    q, k = (computation[name].leaves[0].dims for name in each.operands[:2])  # [b h k t], [b h k s]
+    pairs = sum((end - first) * keys for first, end, keys in stages(q[-1], k[-1], causal and not once))
+    return 2 * math.prod(q[:-1]) * pairs * (ATTENTION_PRODUCTS[backward] - (once and backward))
 
 
 def _attended_by_cudnn(computation: Computation, each: Instruction, once: bool) -> int:
