@@ -7,8 +7,8 @@ Claim:    Csordás et al. 2021: trained on SCAN's commands of up to 26 actions, 
           to end; given the length of the right answer, they get more of it right.
 Design:   positions, both scales of absolute ones (embeddings times sqrt(d_model), or positions over it), three splits;
           the share of test commands right from end to end. Unlike in configs/scan_transformer.py, layers have
-          parameters of their own, and there are fewer updates, fewer tokens in each and less dropout, so that it fits
-          two cores.
+          parameters of their own, attention and the inside of the feed-forward have no dropout, and there are fewer
+          updates of fewer tokens, so that it fits two cores.
 Command:  python -m jformer.sweep --experiment=experiments/papers/scan.py --workdir=runs/scan --workers=2
           python -m experiments.papers.scan --workdir=runs/scan --output=lengths.png [--smoke]
 """
