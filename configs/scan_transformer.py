@@ -9,9 +9,9 @@ Model:    one layer used 3 times on each side, d_model 128, 8 heads, d_ff 256, d
           input. Layers of their own are --config.model.shared_layers=False; absolute positions are
           --config.model.positions=sinusoidal, with --config.model.embedding_scale=positions or input.
 Command:  python -m jformer.main --config=configs/scan_transformer.py --workdir=runs/scan_transformer
-Expected: 99.5 % of the longer commands, seed 0, 116 minutes of a CPU core; 94.5 % half-way. With a dropout of 0.5
-          90.1 ± 3.0 %, three seeds (experiments/papers/README.md). Shortened, with layers of their own
-          (experiments/papers/scan.py): 46.5 ± 29.6 %, with absolute positions 2.4 ± 1.8 %.
+Expected: 95.5 ± 14.0 % of the longer commands (99.5, 97.9 and 89.1: three seeds), 98.6 ± 5.2 % given the length;
+          116 minutes of a CPU core. With a dropout of 0.5 90.1 ± 3.0 % (experiments/papers/README.md). Shortened,
+          with layers of their own (experiments/papers/scan.py): 46.5 ± 29.6 %, with absolute positions 2.4 ± 1.8 %.
 """
 
 from ml_collections import ConfigDict
