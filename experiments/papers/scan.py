@@ -24,6 +24,7 @@ import jformer
 from experiments.measure import smoke_sizes
 from experiments.papers.contrasts import means, versus
 from experiments.runs import results_of, small_training
+from jformer import plugins
 from jformer.config.options import flatten
 from jformer.evaluation import records
 from jformer.evaluation.statistics import estimate
@@ -129,6 +130,7 @@ def mistakes(trials: Sequence[Sequence[tuple[str, str]]]) -> str:
 def main(_: Sequence[str]) -> None:
     """Print and draw the share of right answers of each arm by length; print what is wrong with the others."""
     logging.set_verbosity(logging.WARNING)
+    plugins.allow("experiments.sources.scan")  # which saved configs name
     if smoke_sizes():
         from configs import scan_transformer
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from jformer import main
+from jformer import main, plugins
 from jformer.evaluation import records
 from jformer.tools.sweep.experiment import load_experiment
 from tests.stored_run import store_run
 
 ROOT = Path(__file__).parents[2]
-FILES = {path.stem: path for path in sorted((ROOT / "experiments").glob("*/*.py"))}  # names are unique over folders
+PATHS = [path for path in sorted((ROOT / "experiments").glob("*/*.py")) if path.stem != "__init__"]
+FILES = {path.stem: path for path in PATHS if path.parent.name != "sources"}
 STARTED_BY_OTHERS = {"steps_worker", "decoding_worker", "process_faults_worker", "accelerator_rows"}
 ARGUMENTS = {  # what a command cannot do without
     "alignments": ["--workdir={folder}/run"],
@@ -55,7 +56,7 @@ SMALL = {
     "train.eval_every": 2,
     "train.checkpoint_every": 2,
 }
-UNVALIDATED = {"scan"}  # whose data has no split for it: see the config
+SMALL_OF = {"scan": {"train.eval_every": 0, "decode.max_extra_length": 1}}  # it has no split to validate on
 LINE = "two dogs run along the beach and a man in a red shirt reads\n"
 
 
@@ -68,6 +69,17 @@ def names(tree):
 TREES = {stem: ast.parse(path.read_text()) for stem, path in FILES.items()}
 SWEEPS = [stem for stem, tree in TREES.items() if {"BASE", "METRIC"} <= names(tree)]
 COMMANDS = [stem for stem, tree in TREES.items() if any(isinstance(node, ast.If) for node in tree.body)]
+
+
+def tried(stem, folder):
+    """Return the lines that a command prints with --smoke, for a user who has allowed no parts."""
+    arguments = [argument.format(folder=folder) for argument in ARGUMENTS.get(stem, ())]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    environment.pop(plugins.ENVIRONMENT)
+    command = [sys.executable, "-m", f"experiments.{FILES[stem].parent.name}.{stem}", "--smoke", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.fixture
@@ -90,10 +102,11 @@ def folder(tmp_path):
 
 def test_no_experiment_hides_a_package_from_scripts_that_are_run_by_their_path():
     taken = sys.stdlib_module_names | importlib.metadata.packages_distributions().keys()
-    assert not FILES.keys() & taken
+    assert not {path.stem for path in PATHS} & taken
 
 
 def test_every_command_can_be_tried():
+    assert set(PATHS) - set(FILES.values()) == set((ROOT / "experiments" / "sources").glob("[!_]*.py"))
     assert set(COMMANDS) > STARTED_BY_OTHERS
     for stem in set(COMMANDS) - STARTED_BY_OTHERS:
         assert f"python -m experiments.{FILES[stem].parent.name}.{stem}" in ast.get_docstring(TREES[stem])
@@ -111,12 +124,16 @@ def test_every_command_can_be_tried():
 def test_a_command_works(stem, folder):
     if stem in NEEDS:
         pytest.importorskip(NEEDS[stem])
-    arguments = [argument.format(folder=folder) for argument in ARGUMENTS.get(stem, ())]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    command = [sys.executable, "-m", f"experiments.{FILES[stem].parent.name}.{stem}", "--smoke", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) > 1, done.stdout
+    assert len(tried(stem, folder)) > 1
+
+
+@pytest.mark.slow
+def test_scan_reads_runs_that_another_process_trained(folder):
+    trained = tried("scan", folder)[-2:]
+    results = folder / "scan" / "trials" / "smoke" / "results.json"
+    written = results.stat().st_mtime_ns
+    assert tried("scan", folder) == trained
+    assert results.stat().st_mtime_ns == written
 
 
 @pytest.mark.slow
@@ -125,8 +142,7 @@ def test_a_sweep_has_its_metric_after_two_updates(stem, folder, monkeypatch):
     monkeypatch.chdir(ROOT)  # BASE is a path from there
     experiment = load_experiment(FILES[stem])
     flags = [f"--config={experiment.base}", *experiment.flags(experiment.planned()[0])]
-    small = {**SMALL, "data.dir": folder, "data.cache_dir": folder / "cache"}
-    small |= {"train.eval_every": 0} if stem in UNVALIDATED else {}
+    small = {**SMALL, "data.dir": folder, "data.cache_dir": folder / "cache", **SMALL_OF.get(stem, {})}
     flags += [f"--workdir={folder}/run", *(f"--config.{key}={value}" for key, value in small.items())]
     assert main.main(["jformer", *flags]) == 0
     assert math.isfinite(experiment.value(records.metrics(folder / "run")))
