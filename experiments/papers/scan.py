@@ -7,8 +7,8 @@ Claim:    Csordás et al. 2021: trained on SCAN's commands of up to 26 actions, 
           to end; given the length of the right answer, they get more of it right.
 Design:   positions, both scales of absolute ones (embeddings times sqrt(d_model), or positions over it), three splits;
           the share of test commands right from end to end. Unlike in configs/scan_transformer.py, layers have
-          parameters of their own, attention and the inside of the feed-forward have no dropout, and there are fewer
-          updates of fewer tokens, so that it fits two cores.
+          parameters of their own, attention and the inside of the feed-forward have no dropout, the last checkpoint
+          is scored, and there are fewer updates of fewer tokens, so that it fits two cores.
 Command:  python -m jformer.sweep --experiment=experiments/papers/scan.py --workdir=runs/scan --workers=2
           python -m experiments.papers.scan --workdir=runs/scan --output=lengths.png [--smoke]
 """
@@ -47,6 +47,7 @@ FIXED = {
     "data.tokens_per_update": 1_024,
     "train.num_steps": 1_500,
     "train.log_every": 50,
+    "evaluate.weights": "last",
 }
 SPLITS = {"22": "length", "26": "length26", "jump": "jump"}  # of experiments.sources.scan; numbers are actions at most
 KINDS = {
