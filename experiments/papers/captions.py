@@ -16,6 +16,7 @@ from absl import app, flags
 from configs import scenes_caption
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_run
+from jformer import plugins
 from jformer.config import resolve
 from jformer.data.image_files import read_images
 from jformer.data.sources import open_split
@@ -32,6 +33,7 @@ HEAD = f"{'held-out scenes':<32}{'exact match':>12}{'BLEU':>8}{'CIDEr-D':>9}{'mi
 
 def main(_: list[str]) -> None:
     """Train what is missing and print the table."""
+    plugins.allow("experiments.sources")  # which configs name
     smoke_sizes(seeds=1)
     options = {**small_run(2), **SMOKE, "data.test": "('test',)", "evaluate.during": "()"} if smoke_sizes() else {}
     train, test = read("train", options), read("test", options)

@@ -18,6 +18,7 @@ from absl import app, flags
 from configs import likeness_bert, parts_of_speech_lstm, subjects_lstm
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_training
+from jformer import plugins
 from jformer.config import resolve
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
@@ -43,6 +44,7 @@ class Question(NamedTuple):
 
 def main(_: list[str]) -> None:
     """Train what is missing and print the table."""
+    plugins.allow("experiments.sources")  # which configs name
     smoke_sizes(seeds=1)
     print(f"{'':<42}{'score':<16}{'test':>8}{'±':>8}   minutes")
     for config, baseline, answers, names in QUESTIONS:

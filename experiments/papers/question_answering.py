@@ -19,6 +19,7 @@ from absl import app, flags
 from configs import facts_qa
 from experiments.measure import smoke_sizes
 from experiments.runs import results_of, small_training
+from jformer import plugins
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.data.spans import words_of
@@ -31,6 +32,7 @@ SMOKE = {"data.tokenizer": "word", "data.num_pairs": 200, "data.test": "('test',
 
 def main(_: list[str]) -> None:
     """Train what is missing and print the table."""
+    plugins.allow("experiments.sources")  # which configs name
     smoke_sizes()
     results = train(Path(WORKDIR.value))
     training, test = (read(split) for split in ("train", "test"))
