@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jformer.config import resolve
+from jformer.config.config_files import as_flags, override, run_config_file
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 
@@ -23,29 +25,26 @@ def processes_with(*words: str, within: str = "") -> list[int]:
     return found
 
 
-def flags_of(options: Mapping[str, object]) -> list[str]:
-    """Return the flags that set options of a config."""
-    return [f"--config.{key}={value}" for key, value in options.items()]
-
-
 def results_of(config: ModuleType, workdir: Path, options: Mapping[str, object]) -> dict[str, Any]:
     """Return the results of a config's run, training it by its own command if needed."""
     from jformer import main as front
 
     path = workdir / "results.json"
     if not path.exists():
-        code = front.main(["jformer", f"--config={config.__file__}", f"--workdir={workdir}", *flags_of(options)])
+        code = front.main(["jformer", f"--config={config.__file__}", f"--workdir={workdir}", *as_flags(options)])
         if code:
             raise SystemExit(code)
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 
-def read_split(config: ModuleType, folder: str | Path, split: str) -> list[Pair]:
-    """Return the examples of a split, as a config reads them from a folder."""
-    options = config.get_config()
-    options.data.dir = str(folder)
-    return list(open_split(options.data, split).read(Counter()))
+def read_split(config: ModuleType, split: str, options: Mapping[str, object] | None = None) -> list[Pair]:
+    """Return the examples of a split, or of the test set of that key, as a config's run with options reads them.
+
+    Allows the import of the parts that the config names, its source above all, as the run itself does.
+    """
+    data = resolve(override(run_config_file(Path(str(config.__file__))), as_flags(options or {}))).data
+    return list(open_split(data, data.test_splits().get(split, split)).read(Counter()))
 
 
 def small_training(*sections: str) -> dict[str, object]:

@@ -22,7 +22,8 @@ from typing import Any
 from absl import app, flags
 
 from experiments.measure import ROOT, smoke_sizes
-from experiments.runs import flags_of, processes_with, small_run
+from experiments.runs import processes_with, small_run
+from jformer.config.config_files import as_flags
 from jformer.evaluation import records
 
 KILLS = flags.DEFINE_integer("kills", 20, "Workers to kill.")
@@ -52,7 +53,7 @@ class Run:
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [*command, f"--workdir={workdir}", *flags_of(options)],
+                [*command, f"--workdir={workdir}", *as_flags(options)],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,

@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 from absl import app, flags
 
 from experiments.measure import ROOT, smoke_sizes
-from experiments.runs import flags_of, small_run
+from experiments.runs import small_run
+from jformer.config.config_files import as_flags
 from jformer.evaluation import records
 from jformer.parallel.processes.children import die_with_parent, free_port
 from tests.parallel.processes.proxy import Proxy
@@ -117,7 +118,7 @@ def started(folder: Path) -> Iterator[tuple[list[subprocess.Popen[bytes]], Proxy
     given = [
         "--config=configs/quickstart.py",
         f"--workdir={folder / 'run'}",
-        *flags_of(OPTIONS),
+        *as_flags(OPTIONS),
         f"--processes={PROCESSES.value}",
     ]
     program = [sys.executable, "-m", "experiments.faults.process_faults_worker"]

@@ -18,7 +18,8 @@ from pathlib import Path
 from absl import app, flags
 
 from experiments.measure import ROOT, commit, processor_name, smoke_sizes
-from experiments.runs import flags_of, small_run
+from experiments.runs import small_run
+from jformer.config.config_files import as_flags
 
 PRESETS = flags.DEFINE_list(
     "presets", ["transformer_tiny", "transformer_base", "transformer_big"], "Models, each in its own process."
@@ -45,7 +46,7 @@ def trained(preset: str, folder: Path, small: bool) -> tuple[float, float]:
     options |= {"train.checkpoint_every": steps // 2, "train.eval_every": steps, "data.cache_dir": folder / "cache"}
     command = [sys.executable, "-m", "jformer.main", f"--config={folder}/config.py", f"--workdir={folder}/run"]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([*command, *flags_of(options)], cwd=ROOT, stdout=log, stderr=log)
+        process = subprocess.Popen([*command, *as_flags(options)], cwd=ROOT, stdout=log, stderr=log)
         _, status, usage = os.wait4(process.pid, 0)
     said = re.search(r"memory of the run: up to ([\d,]+) MiB", (folder / "log").read_text())
     if status or not said:

@@ -15,11 +15,8 @@ from absl import app, flags
 
 from configs import scenes_caption
 from experiments.measure import smoke_sizes
-from experiments.runs import results_of, small_run
-from jformer import plugins
-from jformer.config import resolve
+from experiments.runs import read_split, results_of, small_run
 from jformer.data.image_files import read_images
-from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.evaluation import records
 from jformer.tasks.cider import cider_d
@@ -33,10 +30,9 @@ HEAD = f"{'held-out scenes':<32}{'exact match':>12}{'BLEU':>8}{'CIDEr-D':>9}{'mi
 
 def main(_: list[str]) -> None:
     """Train what is missing and print the table."""
-    plugins.allow("experiments.sources")  # which configs name
     smoke_sizes(seeds=1)
     options = {**small_run(2), **SMOKE, "data.test": "('test',)", "evaluate.during": "()"} if smoke_sizes() else {}
-    train, test = read("train", options), read("test", options)
+    train, test = (read_split(scenes_caption, split, options) for split in ("train", "test"))
     references = [pair.target for pair in test]
     print(HEAD, flush=True)
     frequent = Counter(pair.target for pair in train).most_common(1)[0][0]
@@ -55,13 +51,6 @@ def main(_: list[str]) -> None:
     print(
         f"{len(test) - len([pair for pair in test if pair.target in known]):,} of {len(test):,} test captions are new"
     )
-
-
-def read(split: str, options: dict[str, object]) -> list[Pair]:
-    """Return the scenes of a split and their captions."""
-    config = scenes_caption.get_config()
-    config.data.num_pairs = options.get("data.num_pairs", config.data.num_pairs)
-    return list(open_split(resolve(config).data, split).read(Counter()))
 
 
 def nearest_captions(train: Sequence[Pair], test: Sequence[Pair]) -> list[str]:

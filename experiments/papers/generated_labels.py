@@ -17,10 +17,8 @@ from absl import app, flags
 
 from configs import likeness_bert, parts_of_speech_lstm, subjects_lstm
 from experiments.measure import smoke_sizes
-from experiments.runs import results_of, small_training
-from jformer import plugins
+from experiments.runs import read_split, results_of, small_training
 from jformer.config import resolve
-from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.evaluation.statistics import estimate
 from jformer.tasks.build import build_task
@@ -44,12 +42,11 @@ class Question(NamedTuple):
 
 def main(_: list[str]) -> None:
     """Train what is missing and print the table."""
-    plugins.allow("experiments.sources")  # which configs name
     smoke_sizes(seeds=1)
     print(f"{'':<42}{'score':<16}{'test':>8}{'±':>8}   minutes")
     for config, baseline, answers, names in QUESTIONS:
         name = config.__name__.rpartition(".")[2]
-        train, test = (read(config, split) for split in ("train", "test"))
+        train, test = (read_split(config, split) for split in ("train", "test"))
         told = score(config, answers(train, test), test)
         found = [run(name, config, seed) for seed in range(SEEDS.value)]
         minutes = ", ".join(f"{result['run']['wall_seconds'] / 60:.1f}" for result in found)
@@ -66,11 +63,6 @@ def run(name: str, config: ModuleType, seed: int) -> dict[str, Any]:
     small |= {"train.best_by": "loss", "evaluate.during": "()", "evaluate.weights": "last", "data.num_pairs": 200}
     options = {"seed": seed, **(small if smoke_sizes() else {})}
     return results_of(config, Path(WORKDIR.value) / f"{name}-{seed}", options)
-
-
-def read(config: ModuleType, split: str) -> list[Pair]:
-    """Return a split as the run reads it."""
-    return list(open_split(resolve(config.get_config()).data, split).read(Counter()))
 
 
 def score(config: ModuleType, outputs: Sequence[str], test: Pairs) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Command:  python -m experiments.papers.question_answering --workdir=runs/facts_q
 
 import random
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ from absl import app, flags
 
 from configs import facts_qa
 from experiments.measure import smoke_sizes
-from experiments.runs import results_of, small_training
-from jformer import plugins
-from jformer.data.sources import open_split
+from experiments.runs import read_split, results_of, small_training
 from jformer.data.sources.split import Pair
 from jformer.data.spans import words_of
 from jformer.tasks.metrics import answer_scores
@@ -32,10 +30,9 @@ SMOKE = {"data.tokenizer": "word", "data.num_pairs": 200, "data.test": "('test',
 
 def main(_: list[str]) -> None:
     """Train what is missing and print the table."""
-    plugins.allow("experiments.sources")  # which configs name
     smoke_sizes()
     results = train(Path(WORKDIR.value))
-    training, test = (read(split) for split in ("train", "test"))
+    training, test = (read_split(facts_qa, split) for split in ("train", "test"))
     answers = known_answers(training)
     rules = {
         "a word of the context": [a_word(pair) for pair in test],
@@ -56,11 +53,6 @@ def train(workdir: Path) -> dict[str, Any]:
     options = {**small_training(), **SMOKE, "evaluate.during": "()"} if smoke_sizes() else {}
     options |= {"train.best_by": "loss", "evaluate.weights": "last"} if smoke_sizes() else {}
     return results_of(facts_qa, workdir, {"seed": SEED.value, **options})
-
-
-def read(split: str) -> list[Pair]:
-    """Return the questions of a split."""
-    return list(open_split(facts_qa.get_config().data, split).read(Counter()))
 
 
 def context_of(pair: Pair) -> str:

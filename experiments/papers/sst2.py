@@ -30,7 +30,7 @@ def main(_: list[str]) -> None:
     results = [train(seed, workdir) for seed, workdir in enumerate(workdirs)]
     accuracies = [result["test"]["accuracy"]["score"] for result in results]
     print(f"{'test accuracy':<28}{'percent':>8}{'minutes':>10}")
-    known, asked = (read_split(sst2_bert, DATA.value, split) for split in ("train", "test"))
+    known, asked = (read_split(sst2_bert, split, {"data.dir": DATA.value}) for split in ("train", "test"))
     print(f"{'naive Bayes':<28}{100 * naive_bayes(known, asked):>8.2f}")
     for seed, (accuracy, result) in enumerate(zip(accuracies, results, strict=True)):
         minutes = result["run"]["wall_seconds"] / 60

@@ -18,8 +18,7 @@ from absl import app, flags
 
 from configs import wnut17_lstm, wnut17_tag
 from experiments.measure import smoke_sizes
-from experiments.runs import results_of, small_training
-from jformer.data.sources import open_split
+from experiments.runs import read_split, results_of, small_training
 from jformer.data.sources.split import Pair
 from jformer.tasks.span_scores import find_spans
 from jformer.tasks.sums import Sum
@@ -42,7 +41,7 @@ Tagger = Callable[[Sequence[str]], list[str]]
 def main(_: list[str]) -> None:
     """Train what is missing and print the table."""
     smoke_sizes(seeds=1)
-    train, test = read("train"), read("test")
+    train, test = (read_split(wnut17_tag, split, {"data.dir": DATA.value}) for split in ("train", "test"))
     baselines = {"all O": all_outside, "tag of the word": tag_of_word(train), "names of training": names_of(train)}
     print(f"{'percent':<20}" + "".join(f"{name:>16}" for name in (*SHOWN, "minutes")))
     for name, tagger in baselines.items():
@@ -66,13 +65,6 @@ def run(config: ModuleType, unread: Sequence[str], seed: int) -> dict[str, Any]:
     workdir = Path(WORKDIR.value) / f"{config.__name__.rpartition('.')[2]}_seed{seed}"
     small = {key: value for key, value in {**small_training(), **SMOKE}.items() if key not in unread}
     return results_of(config, workdir, {"data.dir": DATA.value, "seed": seed, **(small if smoke_sizes() else {})})
-
-
-def read(split: str) -> list[Pair]:
-    """Return the sentences of a split and their tags."""
-    config = wnut17_tag.get_config()
-    config.data.dir = DATA.value
-    return list(open_split(config.data, split).read(Counter()))
 
 
 def all_outside(words: Sequence[str]) -> list[str]:

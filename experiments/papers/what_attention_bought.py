@@ -17,7 +17,6 @@ import itertools
 import json
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -29,10 +28,9 @@ from absl import app, flags
 import jformer
 from configs import multi30k_tiny, quickstart
 from experiments.measure import smoke_sizes
-from experiments.runs import results_of, small_run
+from experiments.runs import read_split, results_of, small_run
 from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
-from jformer.data.sources import open_split
 from jformer.evaluation import records
 from jformer.evaluation.statistics import estimate
 from jformer.models import build_model, init_params
@@ -115,7 +113,8 @@ def score(name: str, preset: str, changes: dict[str, Any], seed: int) -> list[fl
     workdir = Path(WORKDIR.value) / f"{name.replace(' ', '_')}-{seed}"
     results_of(base(), workdir, options)
     outputs = records.outputs(workdir, "test")
-    sources, references = test_set(options)
+    test = read_split(base(), "test", options)
+    sources, references = [pair.source for pair in test], [pair.target for pair in test]
     found = [bleu(outputs, references)]
     for low, high in LENGTHS:
         some = [i for i, source in enumerate(sources) if low <= len(source.split()) <= high]
@@ -139,15 +138,6 @@ def decoded_a_second(workdir: Path, sources: Sequence[str]) -> float:
 def base() -> ModuleType:
     """Return the config that all models change."""
     return quickstart if smoke_sizes() else multi30k_tiny
-
-
-def test_set(options: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the sources and references that are scored."""
-    values = base().get_config()
-    values.data.update(dir=DATA.value, **{key: options[f"data.{key}"] for key in ("name",) if f"data.{key}" in options})
-    data = resolve(values).data
-    pairs = [*open_split(data, data.test_splits()["test"]).read(Counter())]
-    return [pair.source for pair in pairs], [pair.target for pair in pairs]
 
 
 def bleu(outputs: Sequence[str], references: Sequence[str]) -> float:

@@ -31,9 +31,10 @@ import numpy as np
 import optax
 from absl import flags
 
-from experiments.runs import flags_of, small_run
+from experiments.runs import small_run
 from jformer import main as front
 from jformer.config import save_config
+from jformer.config.config_files import as_flags
 from jformer.config.options import Config
 from jformer.data.pipeline import Arrays, Batches, Rows
 from jformer.data.plan import Shape
@@ -60,7 +61,7 @@ def main() -> None:
     rest = options(sys.argv, known_only=True)
     if options.smoke:
         options["tokens"].value, options["sides"].value = 1_000, ["fixed", "packed"]
-        rest = [*rest, "--config=configs/quickstart.py", *flags_of(small_run(1))]
+        rest = [*rest, "--config=configs/quickstart.py", *as_flags(small_run(1))]
     if options.side:
         with tempfile.TemporaryDirectory() as folder:
             config = front.configure(*front.read_flags([*rest, f"--workdir={folder}"]))
