@@ -15,7 +15,7 @@ from jformer.data.data_config import DataConfig, Languages
 from jformer.data.draws import shares_of
 from jformer.data.progress import show_progress
 from jformer.data.sources.split import Pair, Split
-from jformer.data.tokenizers import Tokenizer, learn, load
+from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, Tokenizer, learn, load
 from jformer.data.tokenizers.subwords import KINDS, read_subwords
 from jformer.data.tokenizers.symbols import OneFile
 from jformer.errors import UserError
@@ -59,8 +59,9 @@ def copy_tokenizers(
     """Copy another run's tokenizers, which its parameters require.
 
     A shared tokenizer also serves a single side; two that segment texts differently into one vocabulary (Marian, NLLB)
-    also serve as the shared one. Tokenizers of labels and tags are learned from this run's text, and so are those of
-    images, unless the parent's has its own preparation steps and data.image_size is 0.
+    also serve as the shared one. Tokenizers of labels and tags are learned from this run's text, and keep the order of
+    a parent with the same ones, which its head has. So are those of images, unless the parent's has its own preparation
+    steps and data.image_size is 0.
 
     Args:
         parent: the directory of the other run's tokenizers.
@@ -82,7 +83,7 @@ def copy_tokenizers(
             images = load(parent, "source")  # of a published model: prepared by steps of its own
             found = {name: images if getattr(images, "steps", {}) else _learn(config, training, vocabulary)}
         elif vocabulary.kind in OWN:
-            found = {name: _learn(config, training, vocabulary)}
+            found = {name: _numbered_as(parent, name, _learn(config, training, vocabulary))}
         else:
             found = _taken_over(parent, name, vocabulary.sides)
         for file, tokenizer in found.items():
@@ -168,6 +169,15 @@ def _taken_over(parent: Path, name: str, sides: tuple[str, ...]) -> dict[str, To
     if both["source"].tokens != both["target"].tokens:
         raise UserError(f"{parent}: has two vocabularies, which cannot share a table: set data.vocab_shared=False")
     return both
+
+
+def _numbered_as(parent: Path, name: str, learned: Tokenizer) -> Tokenizer:
+    """Return labels in the order of the parent's if these are the same, others as learned."""
+    if isinstance(learned, LabelTokenizer) and any(parent.glob(f"{name}.*")):
+        labels = load(parent, name).tokens[NUM_SYMBOLS:]
+        if sorted(labels) == sorted(learned.tokens[NUM_SYMBOLS:]):
+            return learned.numbered_as(labels)
+    return learned
 
 
 def _empty(directory: Path) -> None:

@@ -16,15 +16,19 @@ from jformer.checkpoints.checkpoint import Checkpoints, Restored
 from jformer.checkpoints.weights import adopt, load_parent, refuse_other_base
 from jformer.checkpoints.word_vectors import match
 from jformer.config.options import Config, TrainConfig
-from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, Tokenizer
+from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import ModelConfig, init_params
 from jformer.models.lora import rounded
 from jformer.models.model import Model
 from jformer.parallel.sharding import abstract_like, device_bytes, parameter_names, state_shardings
+from jformer.storage import run_path
 from jformer.training.finiteness import by_layer
 from jformer.training.machine import refuse_state
 from jformer.training.state import Progress, TrainState, as_items, from_items
+
+LABELS_SHOWN = 5  # in a note
 
 
 def open_state(
@@ -82,12 +86,24 @@ def inherit(
     if config.train.init_from:
         parent = load_parent(config.train.init_from, mesh)
         params, notes = adopt(parent.params, params, config.train.init_from, config.model.lora)
+        notes += other_labels(config.train.init_from, tokenizers[1])
         params = rounded(config.model.lora, params)
         digest = parent.digest
     params, coverage = put_vectors(config.train, config.model, tokenizers, params)
     if notes or coverage:
         _refuse_not_finite(params, config.train)
     return params, notes + coverage, digest
+
+
+def other_labels(origin: str, target: Tokenizer) -> list[str]:
+    """Return a note if the head that is copied from a run was trained for as many labels, but for others."""
+    if not isinstance(target, LabelTokenizer):
+        return []
+    labels = [each.tokens[NUM_SYMBOLS:] for each in (load_tokenizers(run_path(origin) / "tokenizer")[1], target)]
+    if len(labels[0]) != len(labels[1]) or labels[0] == labels[1]:
+        return []
+    before, now = (", ".join([*each[:LABELS_SHOWN], *["…"] * (len(each) > LABELS_SHOWN)]) for each in labels)
+    return [f"init_from {origin}: its head was trained for the labels {before}; it starts as one for {now}"]
 
 
 def _refuse_not_finite(params: PyTree, train: TrainConfig) -> None:

@@ -8,10 +8,11 @@ from jformer.data import vocabularies
 from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair, Split
-from jformer.data.tokenizers import UNK, ImageTokenizer
+from jformer.data.tokenizers import UNK, ImageTokenizer, LabelTokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
 from jformer.data.vocabularies import VocabularySpec, _texts, copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
+from jformer.integrity import seal
 from jformer.training.corpora import segmentations
 
 PAIRS = [Pair("the house is small", "das Haus ist klein"), Pair("the dog", "der Hund"), Pair("", "ohne Quelle")]
@@ -206,6 +207,17 @@ def test_a_classifier_that_starts_from_another_learns_its_own_labels(tmp_path):
     source, target = copied(tmp_path, classes(), [Pair("the new text", "good")])
     assert source.fingerprint == parent.fingerprint
     assert target.tokens[4:] == ["good"]
+
+
+def test_labels_keep_the_order_that_the_parents_head_has_them_in(tmp_path):
+    learned(tmp_path / "parent", classes(), [Pair("a text", "bad")])
+    LabelTokenizer("label", "identity", ["yes", "no", "maybe"]).save(tmp_path / "parent", "target")  # as if imported
+    seal(tmp_path / "parent")
+    pairs = [Pair("one", "maybe"), Pair("two", "no"), Pair("two", "yes"), Pair("three", "yes")]
+    _, target = copied(tmp_path, classes(), pairs)
+    assert target.tokens[4:] == ["yes", "no", "maybe"]
+    assert target.counts == [2, 1, 1]
+    assert copied(tmp_path, classes(), pairs[1:])[1].tokens[4:] == ["no", "yes"]
 
 
 @pytest.mark.parametrize("steps", [{"sides": [2, 2], "filter": 2}, {}])

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 from jformer.config import resolve
-from jformer.data.tokenizers import learn
+from jformer.data.tokenizers import LabelTokenizer, learn
 from jformer.errors import UserError
+from jformer.integrity import seal
 from jformer.parallel.mesh import make_mesh
 from jformer.training import initial_state
-from jformer.training.initial_state import inherit, put_vectors
+from jformer.training.initial_state import inherit, other_labels, put_vectors
 
 
 def test_vectors_have_the_size_of_a_recurrent_models_embedding(tmp_path):
@@ -39,3 +40,18 @@ def test_inherited_parameters_are_finite(monkeypatch, value):
         return
     with pytest.raises(UserError, match=r"train\.init_from='runs/parent': embedding/embedding is not finite there"):
         inherit(config, (None, None), make_mesh(1), fresh)
+
+
+def test_a_head_that_was_trained_for_other_labels_is_said_to_be(tmp_path):
+    def labels(*names):
+        return LabelTokenizer("label", "identity", names)
+
+    (tmp_path / "tokenizer").mkdir()
+    learn("word", ["calm sea"], 10, "identity", False).save(tmp_path / "tokenizer", "source")
+    labels("no", "yes").save(tmp_path / "tokenizer", "target")
+    seal(tmp_path / "tokenizer")
+    origin = str(tmp_path)
+    (note,) = other_labels(origin, labels("bad", "good"))
+    assert note == f"init_from {origin}: its head was trained for the labels no, yes; it starts as one for bad, good"
+    assert other_labels(origin, labels("no", "yes")) == []
+    assert other_labels(origin, labels("a", "b", "c")) == []  # then the head is new, as another note says

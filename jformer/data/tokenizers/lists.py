@@ -113,6 +113,11 @@ class LabelTokenizer(ListTokenizer):
             )
         return ids
 
+    def numbered_as(self, labels: Sequence[str]) -> "LabelTokenizer":
+        """Return the tokenizer with its labels in another order."""
+        counts = dict(zip(self._tokens, self.counts, strict=True))
+        return LabelTokenizer(self.kind, self.normalization, labels, [counts[label] for label in labels])
+
 
 def learn_labels(kind: str, lines: Iterable[str], normalization: str) -> LabelTokenizer:
     """List the labels of the training text in alphabetical order, and count the examples of each.
