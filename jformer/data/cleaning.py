@@ -72,14 +72,17 @@ def make_rules(rules: Sequence[str]) -> dict[str, Drops]:
     return {"".join(part): RULES[part[0]](part[2]) for part in parts}
 
 
-def cleaned(split: Split, rules: Sequence[str], cache_dir: str) -> Split:
-    """Return the split with every pair that a rule drops replaced by an empty one."""
+def cleaned(split: Split, rules: Sequence[str], cache_dir: str, labels: bool = False) -> Split:
+    """Return the split with every pair that a rule drops replaced by an empty one.
+
+    With `labels`, targets are no texts of their own: rules read the sources, except that duplicates agree in both.
+    """
     if not rules:
         return split
-    identity = fingerprint("cleaned 1", split.fingerprint, rules)
+    identity = fingerprint("cleaned 1", split.fingerprint, rules, *["labels"] * labels)
     repeats = Path(cache_dir).expanduser() / f"{identity[:32]}.repeats.npy" if DUPLICATES in rules else None
     numbers = functools.partial(_repeats, split.read, repeats)
-    read = functools.partial(_clean, split.read, rules, numbers)
+    read = functools.partial(_clean, split.read, rules, numbers, labels)
     return dataclasses.replace(split, fingerprint=identity, read=read)
 
 
@@ -87,6 +90,7 @@ def _clean(
     read: Callable[..., Iterator[Pair]],
     rules: Sequence[str],
     numbers: Callable[[], np.ndarray],
+    labels: bool,
     counts: Counter[str],
     *first: int,
 ) -> Iterator[Pair]:
@@ -94,7 +98,8 @@ def _clean(
     place, *_ = (*first, 0)
     ahead = int(np.searchsorted(repeats, place))
     for number, pair in enumerate(read(counts, *first), start=place):
-        reason = next((rule for rule, drop in drops.items() if drop(pair)), "")
+        texts = pair._replace(target="") if labels else pair
+        reason = next((rule for rule, drop in drops.items() if drop(texts)), "")
         if ahead < len(repeats) and repeats[ahead] == number:
             ahead, reason = ahead + 1, reason or DUPLICATES
         if reason:

@@ -40,10 +40,11 @@ CHOICES = {
 AUGMENTS = ("flip", "crop", "color", "randaugment")
 CLEANING = r"characters=\d+-\d+|ratio=\d+(\.\d+)?|(source|target)_script=\w+(\+\w+)*|identical|control|duplicates"
 COMPARED = ("ratio", "identical", "source_script")
+READ_TARGETS = ("ratio", "identical", "target_script")  # rules that need a text there, not labels
 LACKING = {  # data.source → the beginnings of rules that read a text that it lacks
     "text": COMPARED,
     **dict.fromkeys(("images", "captions"), ("characters", *COMPARED)),
-    **dict.fromkeys(("labelled", "conll"), ("ratio", "identical", "target_script")),
+    **dict.fromkeys(("labelled", "conll", "squad"), READ_TARGETS),
 }
 ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
 

@@ -63,6 +63,11 @@ class Task(NamedTuple):
     score: Score
 
     @property
+    def labels(self) -> bool:
+        """Whether targets are no texts of their own, but labels or parts of the source."""
+        return self.answer in (*CLASSES, SPAN)
+
+    @property
     def restores(self) -> bool:
         """Whether the task learns to restore the parts of a text that noise hides."""
         return self.answer in ("", MASKS)

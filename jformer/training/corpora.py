@@ -10,7 +10,7 @@ from etils.epath import Path
 from jformer.config.options import Config, TrainConfig
 from jformer.data.cleaning import cleaned, write_examples
 from jformer.data.corpus import Corpus, ExampleEncoder, locked, open_corpus, prepare_shard
-from jformer.data.data_config import DataConfig, SourceConfig
+from jformer.data.data_config import READ_TARGETS, DataConfig, SourceConfig
 from jformer.data.draws import shares_of
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.preparation import Shard
@@ -60,7 +60,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
     """
     parts = data.trained()
     with show_progress("reading the text"):
-        training = list(_open_training(parts, data.cache_dir, workdir if not learned else None))
+        training = list(_open_training(parts, task, data.cache_dir, workdir if not learned else None))
         refuse_empty_sets(data)
         validation = data.validation_sets() if train.eval_every else {}
         valid = {name: open_split(part, part.valid) for name, part in validation.items()}
@@ -108,7 +108,7 @@ def prepare_data(config: Config, shard: Shard) -> None:
     """
     data, task, parts = config.data, build_task(config), config.data.trained()
     with show_progress("reading the text"):
-        training = list(_open_training(parts, data.cache_dir, None))
+        training = list(_open_training(parts, task, data.cache_dir, None))
     options = [[split.fingerprint for split in training], repr(data), config.train.init_from]
     directory = run_path(data.cache_dir) / f"{digest_of(options)}.tokenizer"
     with locked(directory, "waiting for another shard that learns the tokenizers"):
@@ -135,11 +135,19 @@ def _encoders(task: Task, pair: tuple[Tokenizer, Tokenizer], data: DataConfig) -
     return (task.encoder(*each) for each in segmentations(pair, data))
 
 
-def _open_training(parts: Sequence[SourceConfig], cache_dir: str, workdir: Path | None) -> Iterator[Split]:
-    """Yield the training splits, cleaned; with a workdir, examples of dropped pairs are written there."""
+def _open_training(parts: Sequence[SourceConfig], task: Task, cache_dir: str, workdir: Path | None) -> Iterator[Split]:
+    """Yield the training splits, cleaned; with a workdir, examples of dropped pairs are written there.
+
+    Raises UserError for a rule that reads a target that is no text of its own.
+    """
     for number, part in enumerate(parts, start=1):
+        for rule in part.clean:
+            if task.labels and rule.startswith(READ_TARGETS):
+                raise UserError(
+                    f"data.clean: {rule!r} reads a target text, and the targets of this task are none: leave it out"
+                )
         split = open_split(part, part.train)
-        kept = cleaned(split, part.clean, cache_dir)
+        kept = cleaned(split, part.clean, cache_dir, task.labels)
         if workdir:
             write_examples(split, kept, workdir / f"cleaned{number if len(parts) > 1 else ''}.jsonl")
         yield kept

@@ -47,7 +47,7 @@ def test_a_rule_that_cannot_be_read_is_named(rule):
         DataConfig(mixture=(SourceConfig(clean=("identical", rule)),)).check()
     DataConfig(clean=(*BAD, "duplicates")).check()
     lacking = [("text", "ratio=3"), ("captions", "characters=1-9"), ("images", "source_script=LATIN")]
-    for source, rule in (*lacking, ("labelled", "identical"), ("conll", "target_script=LATIN")):
+    for source, rule in (*lacking, ("labelled", "identical"), ("conll", "target_script=LATIN"), ("squad", "ratio=3")):
         with pytest.raises(UserError, match=rf"^data\.clean: '{rule}' reads a text that source='{source}' lacks"):
             DataConfig(source=source, clean=(rule,)).check()
     DataConfig(source="text", clean=("characters=1-9", "target_script=LATIN", "control", "duplicates")).check()
@@ -76,6 +76,16 @@ def test_dropped_pairs_are_counted_and_shown_and_the_others_trained_on(tmp_path)
         ("duplicates", 3), ("identical", 4), ("duplicates", 6), ("identical", 7), ("identical", 8),
     ]  # fmt: skip
     assert shown[1]["texts"] == ["same", "same"]
+
+
+def test_labels_are_no_texts(tmp_path):
+    pairs = [Pair("a good film", "positive"), Pair("ok", "negative"), Pair("a good film", "negative")]
+    split = Split("train", "1", lambda counts: iter(pairs), len(pairs))
+    kept = cleaned(split, ("characters=3-20", "duplicates"), str(tmp_path), labels=True)
+    assert list(kept.read(Counter())) == [pairs[0], EMPTY, pairs[2]]
+    limits = ("characters=9-20",)  # longer than any label
+    assert list(cleaned(split, limits, str(tmp_path), labels=True).read(Counter())) == [pairs[0], EMPTY, pairs[2]]
+    assert list(cleaned(split, limits, str(tmp_path)).read(Counter())) == [EMPTY] * 3
 
 
 @pytest.mark.parametrize("at_once", [7, 2**23])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jformer import main
-from jformer.config import resolve
+from jformer.config import default_config, resolve
 from jformer.data import preparation, progress
 from jformer.data.corpus import PairEncoder
 from jformer.errors import UserError
@@ -49,6 +49,24 @@ def test_what_takes_long_before_training_is_told(tmp_path, monkeypatch):
     opened(config, tmp_path)
     assert {"reading the text", "planning the batches"} <= {line.partition(":")[0] for line in told}
     assert any(re.fullmatch(r"tokenizing .*: [\d,]+( of [\d,]+)? examples, 0:0\d", line) for line in told), told
+
+
+def test_rules_of_cleaning_do_not_take_labels_for_texts(tmp_path):
+    rows = [("a fine film", "positive"), ("a dull film", "negative"), ("dull", "negative")]
+    (tmp_path / "train.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in rows))
+    given = {"source": "labelled", "dir": str(tmp_path), "cache_dir": str(tmp_path / "cache"), "tokenizer": "char"}
+    values = default_config("bert_base")
+    values.task = "classify"
+    values.data.update(**given, valid="", test=(), clean=("characters=9-20",))
+    values.train.eval_every = 0
+    counts = opened(resolve(values), tmp_path).texts["training text train"].counts
+    assert (counts["pairs dropped by characters=9-20"], counts["examples used"]) == (1, 2)
+    config = resolve(values)
+    translated = dataclasses.replace(config.data, source="files", clean=("ratio=9",))
+    with pytest.raises(
+        UserError, match=r"^data\.clean: 'ratio=9' reads a target text, and the targets of this task are"
+    ):
+        opened(dataclasses.replace(config, data=translated), tmp_path)
 
 
 def test_pairs_that_come_twice_or_are_trained_on_are_told(tmp_path):
