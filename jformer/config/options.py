@@ -144,8 +144,8 @@ class TrainConfig:
     accumulation: int = 1  # microbatches of one update, for batches that do not fit the memory at once
     ema_decay: float = 0.0  # moving average of parameters beside the trained ones (Polyak and Juditsky 1992); 0 = off
     max_skipped: int = 10  # stop after this many consecutive updates that were not finite
-    # Another run's workdir: start from its parameters with a fresh optimizer, and a fresh head where that has other
-    # shapes, as that of another task or of more labels has.
+    # Another run's workdir: start from its parameters with a fresh optimizer, and a fresh head for another task or
+    # other labels.
     init_from: str = ""
     # A file of word vectors that the source embedding begins with (Mikolov et al. 2013; Pennington et al. 2014).
     source_vectors: str = ""

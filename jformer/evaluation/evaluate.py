@@ -24,7 +24,7 @@ from jformer.data.sources.split import Pair
 from jformer.data.vocabularies import directed
 from jformer.errors import UserError
 from jformer.evaluation import records, results
-from jformer.evaluation.score_tables import score_table
+from jformer.evaluation.score_tables import score_table, scored_sets
 from jformer.inference.answers import CUT
 from jformer.inference.batching import ignore
 from jformer.inference.formats import one_line
@@ -176,16 +176,17 @@ def report_scores(
     answer = build_task(config).answer
     mode = "embed" if answer == VECTOR else "predict"
     tries = [(f"--mode={mode} < TEXT", PREDICT.get(config.task, "answer lines of your own"))] if answer else []
-    if answer == "text" and config.decode.search == "beam":
+    sets = scored_sets(scored)
+    if sets and answer == "text" and config.decode.search == "beam":
         tries += [(f"--mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}", "a wider beam")]
     quoted = shlex.quote(str(workdir))
     own = f" --config.evaluate.command={shlex.quote(config.evaluate.command)}" if config.evaluate.command else ""
     lines = [f"  python -m jformer.main --workdir={quoted}{own} {flags}   # {purpose}" for flags, purpose in tries]
     lines += [f"  tensorboard --logdir={quoted}   # the curves (pip install tensorboard)"]
-    outputs = f"; the outputs: {folder or workdir}/outputs/" if answer in ANSWERS_WITH_REFERENCES else ""
+    outputs = f"; the outputs: {folder or workdir}/outputs/" if sets and answer in ANSWERS_WITH_REFERENCES else ""
     shown = f"\n{page}" if page else ""
     return f"""
-{score_table(scored)}
+{score_table(scored) if sets else "no test set: name one in data.test to have it scored"}
 
 scores and their provenance: {folder or workdir}/results.json{outputs}{shown}
 Try next:

@@ -85,8 +85,9 @@ def inherit(
     notes, digest = list[str](), ""
     if config.train.init_from:
         parent = load_parent(config.train.init_from, mesh)
-        params, notes = adopt(parent.params, params, config.train.init_from, config.model.lora)
-        notes += other_labels(config.train.init_from, tokenizers[1])
+        other = other_labels(config.train.init_from, tokenizers[1])
+        params, notes = adopt(parent.params, params, config.train.init_from, config.model.lora, bool(other))
+        notes += other
         params = rounded(config.model.lora, params)
         digest = parent.digest
     params, coverage = put_vectors(config.train, config.model, tokenizers, params)
@@ -96,14 +97,15 @@ def inherit(
 
 
 def other_labels(origin: str, target: Tokenizer) -> list[str]:
-    """Return a note if the head that is copied from a run was trained for as many labels, but for others."""
+    """Return a note if the parent learned other labels, which its head is of no use for."""
     if not isinstance(target, LabelTokenizer):
         return []
-    labels = [each.tokens[NUM_SYMBOLS:] for each in (load_tokenizers(run_path(origin) / "tokenizer")[1], target)]
-    if len(labels[0]) != len(labels[1]) or labels[0] == labels[1]:
+    parent = load_tokenizers(run_path(origin) / "tokenizer")[1]
+    if not isinstance(parent, LabelTokenizer) or parent.tokens == target.tokens:
         return []
+    labels = (each.tokens[NUM_SYMBOLS:] for each in (parent, target))
     before, now = (", ".join([*each[:LABELS_SHOWN], *["…"] * (len(each) > LABELS_SHOWN)]) for each in labels)
-    return [f"init_from {origin}: its head was trained for the labels {before}; it starts as one for {now}"]
+    return [f"init_from {origin}: its labels are {before}, those of this run {now}"]
 
 
 def _refuse_not_finite(params: PyTree, train: TrainConfig) -> None:

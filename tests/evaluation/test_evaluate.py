@@ -23,6 +23,15 @@ def test_a_wider_beam_is_recommended_where_there_is_a_beam():
     assert "beam_size" not in report(search="sample")
 
 
+def test_a_run_without_a_test_set_is_told_so():
+    config = resolve({"task": "translate", "data": {"dir": "nowhere", "test": ()}, "decode": {"beam_size": 4}})
+    text = report_scores({"run": {"updates": 3}}, config, Path("runs/a"))
+    assert text.startswith("\nno test set: name one in data.test")
+    assert "outputs" not in text
+    assert "--mode=evaluate" not in text
+    assert "--mode=predict" in text
+
+
 def test_a_folder_with_a_space_is_quoted():
     assert "--workdir='runs/my first' --mode=predict" in report("runs/my first")
     assert "--logdir='runs/my first' " in report("runs/my first")

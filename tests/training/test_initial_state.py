@@ -12,7 +12,7 @@ from jformer.errors import UserError
 from jformer.integrity import seal
 from jformer.parallel.mesh import make_mesh
 from jformer.training import initial_state
-from jformer.training.initial_state import inherit, other_labels, put_vectors
+from jformer.training.initial_state import inherit, put_vectors
 
 
 def test_vectors_have_the_size_of_a_recurrent_models_embedding(tmp_path):
@@ -42,7 +42,7 @@ def test_inherited_parameters_are_finite(monkeypatch, value):
         inherit(config, (None, None), make_mesh(1), fresh)
 
 
-def test_a_head_that_was_trained_for_other_labels_is_said_to_be(tmp_path):
+def test_a_head_is_copied_for_the_same_labels_alone(tmp_path, monkeypatch):
     def labels(*names):
         return LabelTokenizer("label", "identity", names)
 
@@ -50,8 +50,16 @@ def test_a_head_that_was_trained_for_other_labels_is_said_to_be(tmp_path):
     learn("word", ["calm sea"], 10, "identity", False).save(tmp_path / "tokenizer", "source")
     labels("no", "yes").save(tmp_path / "tokenizer", "target")
     seal(tmp_path / "tokenizer")
-    origin = str(tmp_path)
-    (note,) = other_labels(origin, labels("bad", "good"))
-    assert note == f"init_from {origin}: its head was trained for the labels no, yes; it starts as one for bad, good"
-    assert other_labels(origin, labels("no", "yes")) == []
-    assert other_labels(origin, labels("a", "b", "c")) == []  # then the head is new, as another note says
+    old, new = ({"classifier": {"kernel": jnp.full((3, 2), value)}} for value in (1.0, 2.0))
+    monkeypatch.setattr(initial_state, "load_parent", lambda *_: SimpleNamespace(params=old, digest=""))
+    config = resolve({"train": {"init_from": str(tmp_path)}})
+    params, notes, _ = inherit(config, (None, labels("bad", "good")), make_mesh(1), new)
+    assert params["classifier"]["kernel"].tolist() == new["classifier"]["kernel"].tolist()
+    assert notes == [
+        f"init_from {tmp_path}: 0 parameters copied",
+        f"init_from {tmp_path}: classifier/kernel is newly initialised",
+        f"init_from {tmp_path}: its labels are no, yes, those of this run bad, good",
+    ]
+    params, notes, _ = inherit(config, (None, labels("no", "yes")), make_mesh(1), new)
+    assert params["classifier"]["kernel"].tolist() == old["classifier"]["kernel"].tolist()
+    assert notes == [f"init_from {tmp_path}: 1 parameter copied"]
