@@ -47,7 +47,7 @@ from jformer.tasks.sums import Sums
 from jformer.tasks.tag import refuse_scores_of_spans
 from jformer.tasks.task import CLASSES, Task, make_loss
 from jformer.training.clock import has_ended
-from jformer.training.corpora import Data, fingerprints, open_data
+from jformer.training.corpora import Data, fingerprints, open_data, with_vocabulary_of_parent
 from jformer.training.feed import make_feed
 from jformer.training.finiteness import Examination
 from jformer.training.forecast import memory_lines
@@ -162,9 +162,10 @@ def settle(config: Config, saved: Config | None) -> tuple[Config, Mesh, list[str
 
     A resumed run has its saved config, and of the new one what may change.
     """
-    config = resume_config(saved, config) if saved else config
+    config, taken = (resume_config(saved, config), []) if saved else with_vocabulary_of_parent(config)
     mesh = open_mesh(config)
     config, choices = choose_dtype(config, "model", mesh)
+    choices += taken
     config = checks.divide_rows(config, row_shards(mesh))
     if not saved:
         config, lengths = choose_lengths(config, target())

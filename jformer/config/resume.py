@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from jformer.config.options import Config, flatten, is_open
+from jformer.data.data_config import OF_VOCABULARY
 from jformer.errors import UserError
 
 # A resumed run may change these: what it computes for a given step stays the same.
@@ -25,8 +26,8 @@ def differences(old: Config, new: Config) -> dict[str, tuple[object, object]]:
 def with_saved_config(given: Config, saved: Config) -> Config:
     """Return a config with the values that the saved run resolved, where the given config leaves them open.
 
-    These are data.row_multiple, data.length_multiple, the dtype for model.dtype=auto, and train.num_steps for the same
-    train.num_epochs.
+    These are data.row_multiple, data.length_multiple, the dtype for model.dtype=auto, train.num_steps for the same
+    train.num_epochs, and with train.init_from the options of the vocabulary, which is the parent's.
     """
     data, train, model = given.data, given.train, given.model
     data = dataclasses.replace(
@@ -34,6 +35,8 @@ def with_saved_config(given: Config, saved: Config) -> Config:
         row_multiple=data.row_multiple or saved.data.row_multiple,
         length_multiple=data.length_multiple or saved.data.length_multiple,
     )
+    if saved.train.init_from:
+        data = dataclasses.replace(data, **{key: getattr(saved.data, key) for key in OF_VOCABULARY})
     model = dataclasses.replace(model, dtype=saved.model.dtype if model.dtype == "auto" else model.dtype)
     if train.num_epochs and train.num_epochs == saved.train.num_epochs and train.num_steps > saved.train.num_steps:
         train = dataclasses.replace(train, num_steps=saved.train.num_steps)

@@ -37,6 +37,10 @@ CHOICES = {
     "normalization": ("identity", "nfkc"),
     "language_symbols": ("", "source", "target"),
 }
+OF_VOCABULARY = (  # options of DataConfig that say how a vocabulary is learned
+    *("tokenizer", "vocab_size", "vocab_temperature", "vocabulary", "character_coverage", "byte_fallback", "symbols"),
+    *("normalization", "split_digits"),
+)
 AUGMENTS = ("flip", "crop", "color", "randaugment")
 CLEANING = r"characters=\d+-\d+|ratio=\d+(\.\d+)?|(source|target)_script=\w+(\+\w+)*|identical|control|duplicates"
 COMPARED = ("ratio", "identical", "source_script")

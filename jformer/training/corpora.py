@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils.epath import Path
 
+from jformer.config import load_config, resolve
 from jformer.config.options import Config, TrainConfig
 from jformer.data.cleaning import cleaned, write_examples
 from jformer.data.corpus import Corpus, ExampleEncoder, locked, open_corpus, prepare_shard
-from jformer.data.data_config import READ_TARGETS, DataConfig, SourceConfig
+from jformer.data.data_config import OF_VOCABULARY, READ_TARGETS, DataConfig, SourceConfig
 from jformer.data.draws import shares_of
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.preparation import Shard
@@ -106,6 +107,7 @@ def prepare_data(config: Config, shard: Shard) -> None:
 
     Shards may be prepared at the same time, on several machines. One of them learns the tokenizers.
     """
+    config, _ = with_vocabulary_of_parent(config)
     data, task, parts = config.data, build_task(config), config.data.trained()
     with show_progress("reading the text"):
         training = list(_open_training(parts, task, data.cache_dir, None))
@@ -116,6 +118,35 @@ def prepare_data(config: Config, shard: Shard) -> None:
     for part, split in zip(parts, training, strict=True):
         for encoder in _encoders(task, directed(tokenizers, data, data.languages(part)), data):
             prepare_shard(split, encoder, data.cache_dir, shard)
+
+
+def with_vocabulary_of_parent(config: Config) -> tuple[Config, list[str]]:
+    """Return a new run's config with the options of the vocabulary that it takes over from its parent; and a note.
+
+    Raises UserError for a vocabulary or symbols that the parent does not have.
+    """
+    data, parent = config.data, run_path(config.train.init_from)
+    if not config.train.init_from or not (parent / "config.json").exists():
+        return config, []
+    old = load_config(parent / "config.json").data
+    if "image" in (data.tokenizer, old.tokenizer):
+        return config, []
+    taken = f"train.init_from={str(parent)!r} brings its vocabulary"
+    if data.vocabulary not in ("", old.vocabulary):
+        raise UserError(f"data.vocabulary={data.vocabulary!r} cannot be used, as {taken}: leave one of them out")
+    tokenizers = load_tokenizers(parent / "tokenizer") if data.symbols else ()
+    lacking = set(data.symbols).difference(*(each.tokens for each in tokenizers))
+    if lacking:
+        raise UserError(
+            f"data.symbols: {taken}, which lacks {min(lacking)!r}: train that run with it, or if it was imported, add "
+            "it by `python -m jformer.hf extend`"
+        )
+    symbols = tuple(dict.fromkeys((*old.symbols, *data.symbols)))
+    new = dataclasses.replace(data, **{key: getattr(old, key) for key in OF_VOCABULARY} | {"symbols": symbols})
+    before, after = dataclasses.asdict(data), dataclasses.asdict(new)
+    changed = [f"data.{key}={after[key]!r}, not {before[key]!r}" for key in OF_VOCABULARY if before[key] != after[key]]
+    config = resolve(dataclasses.replace(config, data=new))
+    return config, [f"{taken}: {'; '.join(changed)}"] * bool(changed)
 
 
 def _open_tokenizers(

@@ -7,14 +7,18 @@ import re
 
 import numpy as np
 import pytest
+from etils import epath
 
 from jformer import main
-from jformer.config import default_config, resolve
+from jformer.config import default_config, resolve, save_config
+from jformer.config.resume import resume_config
 from jformer.data import preparation, progress
 from jformer.data.corpus import PairEncoder
+from jformer.data.tokenizers.lists import ListTokenizer
 from jformer.errors import UserError
+from jformer.integrity import seal
 from jformer.tasks.build import build_task
-from jformer.training.corpora import fingerprints, open_data
+from jformer.training.corpora import fingerprints, open_data, with_vocabulary_of_parent
 from tests import small_run
 
 SET = ("cache_dir", "num_pairs", "tokenizer", "vocab_size")
@@ -185,3 +189,31 @@ def test_bpe_dropout_is_refused_where_there_is_nothing_to_drop():
     config = resolve({"task": "mlm", "model": {"family": "encoder"}, "data": {"bpe_dropout": 0.1}})
     with pytest.raises(UserError, match=r"data\.bpe_dropout is for task=translate and lm, not 'mlm': set it to 0"):
         build_task(config)
+
+
+def test_a_child_has_its_parents_options_of_the_vocabulary(tmp_path):
+    own = {"tokenizer": "bpe", "vocab_size": 90, "symbols": ("<BT>",), "normalization": "nfkc"}
+    parent = resolve({"data": own})
+    save_config(parent, epath.Path(tmp_path / "config.json"))
+    (tmp_path / "tokenizer").mkdir()
+    ListTokenizer("word", "identity", ["<BT>", "sea"]).save(epath.Path(tmp_path / "tokenizer"), "shared")
+    seal(epath.Path(tmp_path / "tokenizer"))
+
+    def child(**data):
+        config = resolve({"data": {**own, "max_source_length": 7, **data}, "train": {"init_from": str(tmp_path)}})
+        return config, *with_vocabulary_of_parent(config)
+
+    given, taken, notes = child()
+    assert (taken, notes) == (given, [])
+    given, taken, notes = child(tokenizer="char", vocab_size=8_000, symbols=())
+    assert taken.data == dataclasses.replace(parent.data, max_source_length=7)
+    (note,) = notes
+    assert note == (
+        f"train.init_from='{tmp_path}' brings its vocabulary: data.tokenizer='bpe', not 'char'; "
+        "data.vocab_size=90, not 8000; data.symbols=('<BT>',), not ()"
+    )
+    assert resume_config(taken, given) == taken  # the same command resumes
+    with pytest.raises(UserError, match=r"^data\.symbols: .* lacks '<X>': train that run with it"):
+        child(symbols=("<BT>", "<X>"))
+    with pytest.raises(UserError, match=r"^data\.vocabulary='other\.model' cannot be used, as train\.init_from="):
+        child(vocabulary="other.model", normalization="identity")
