@@ -23,6 +23,7 @@ from jformer.decoding.decode_config import DecodeConfig, DecodeOptions
 from jformer.errors import UserError
 from jformer.inference.predict import Predictor
 from jformer.tasks.build import build_sized, build_task
+from jformer.tasks.sums import Sum
 from tests import small_run
 from tests.slow import slow_but
 
@@ -124,6 +125,9 @@ def test_a_language_model_goes_on_from_a_prompt_as_its_logits_say():
         logits = np.array(jax.jit(model.apply)({"params": params}, batch)[0, -1])
         logits[:2] = -np.inf  # PAD and BOS are never written
         assert found.tokens[row, 0, 0] == logits.argmax()
+    for same in (np.array([[1, 5, 6], [0, 1, 7]]), [[1, 5, 6], [1, 7]]):  # as others pad, and as lists
+        again = jax.jit(lambda p, same=same: jformer.search(model, p, {}, 1, prompt=same, beam_size=1))(params)
+        assert again.tokens.tolist() == found.tokens.tolist()
     alone = jax.eval_shape(lambda params: jformer.search(model, params, {}, 2, beam_size=np.int64(3)), params)
     assert alone.tokens.shape == (1, 1, 2)
 
@@ -232,5 +236,14 @@ def test_what_is_no_search_and_no_batch_is_one_line():
         jformer.search(jformer.build_model(jformer.ModelConfig(family="encoder", **sizes)), {}, {}, 4)
     with pytest.raises(jformer.UserError, match="room=0 must be at least 1"):
         jformer.search(jformer.build_model(jformer.ModelConfig(**sizes)), {}, {}, 0)
+    config = jformer.ModelConfig(**sizes)
+    object.__setattr__(config, "recurrent", {"cell": "lstm"})  # tests refuse the type before
+    with pytest.raises(jformer.UserError, match=r"model\.recurrent: give a .*\.RecurrentConfig, not a dict"):
+        config.check()
+    model = jformer.build_model(jformer.ModelConfig(**sizes))
+    lossless, batch = jformer.make_loss(model, lambda *_: {"nll": Sum(0.0, 1.0)}), jformer.make_batch([[4]], [[4]])
+    params = jax.eval_shape(lambda: jformer.init_params(model, jax.random.key(0)))
+    with pytest.raises(jformer.UserError, match=r"its sums lack 'loss', a jformer\.tasks\.sums\.Sum to minimize"):
+        jax.eval_shape(lambda params: lossless(params, batch, None), params)
     with pytest.raises(jformer.UserError, match="source: give a list of token ids for each row"):
         jformer.make_batch([4, 5])

@@ -184,7 +184,7 @@ def search_ids(
     params: PyTree,
     batch: Batch,
     room: int,
-    prompt: Int[Array, "b p"] | None = None,
+    prompt: Int[Array, "b p"] | Sequence[Sequence[int]] | None = None,
     **options: Unpack[DecodeOptions],
 ) -> Decoded:
     """Return the outputs of a model for every row of a batch of ids. It needs no run, and may be called inside jit.
@@ -198,7 +198,8 @@ def search_ids(
         batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; empty for a language model,
             which has a row for each prompt, or one.
         room: the maximum number of tokens of an output.
-        prompt: the tokens that outputs continue, padded with PAD; None = BOS alone.
+        prompt: the tokens that outputs continue, of any lengths if they are lists; an array has PAD before or after
+            them. None = BOS alone.
 
     Raises:
         UserError: for a model that writes no text, options that cannot work together, and those of texts and files.
@@ -219,7 +220,7 @@ def search_ids(
     symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
     arrays: Any = batch.values()
     rows = max(map(len, arrays), default=1 if prompt is None else len(prompt))
-    prompt = jnp.full((rows, 1), symbols.bos, jnp.int32) if prompt is None else jnp.asarray(prompt)
+    prompt = jnp.full((rows, 1), symbols.bos, jnp.int32) if prompt is None else padded_behind(prompt, symbols.pad)
     if len(prompt) != rows:
         raise UserError(f"a prompt of {len(prompt)} rows for a batch of {rows}: give one to each row")
     width = prompt.shape[1]
@@ -237,6 +238,19 @@ def search_ids(
     }
     may_write = ~np.isin(np.arange(vocabulary), (symbols.pad, symbols.bos))
     return begin_search(make_setup([model], settings, may_write, symbols), [params], asked, room).run()
+
+
+def padded_behind(rows: Int[Array, "b p"] | Sequence[Sequence[int]], pad: int) -> Int[Array, "b p"]:
+    """Return sequences of tokens as an array with its padding behind them.
+
+    >>> padded_behind(jnp.array([[0, 0, 7], [8, 9, 0]]), pad=0).tolist(), padded_behind([[7], [8, 9]], pad=0).tolist()
+    ([[7, 0, 0], [8, 9, 0]], [[7, 0], [8, 9]])
+    """
+    if not hasattr(rows, "shape"):
+        width = max(map(len, rows), default=0)
+        return jnp.array([[*row, *[pad] * (width - len(row))] for row in rows], jnp.int32)
+    tokens = jnp.asarray(rows)
+    return jnp.take_along_axis(tokens, jnp.argsort(tokens == pad, axis=1, stable=True), axis=1)
 
 
 def _begin(

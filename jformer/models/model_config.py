@@ -225,6 +225,11 @@ class ModelConfig:
 
     def check(self) -> None:
         """Raise UserError for the first field that no model can be built from."""
+        for field in dataclasses.fields(self):
+            section, given = type(field.default), getattr(self, field.name)
+            if dataclasses.is_dataclass(section) and not isinstance(given, section):
+                kind = f"{section.__module__}.{section.__name__}"
+                raise UserError(f"model.{field.name}: give a {kind}, not a {type(given).__name__}")
         for key, choices in {**CHOICES, **LAYERS}.items():
             allow = check_choice if key in CHOICES and key not in OPEN else check_part
             allow(f"model.{key}", getattr(self, key), choices)

@@ -202,6 +202,9 @@ def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[...,
         return jax.lax.psum(function(*args), axes) if axes else function(*args)
 
     def run(params: PyTree, batch: PyTree, *others: PyTree) -> PyTree:
+        rows = {x.shape[1] for x in jax.tree.leaves(batch)}
+        if any(number % mesh.shape[DATA] for number in rows):
+            raise UserError(f"a batch of {max(rows)} rows cannot be split over mesh.data={mesh.shape[DATA]}: add rows")
         whole, batch = PartitionSpec(), jax.tree.map(fill, batch)
         split = jax.tree.map(lambda x: PartitionSpec(None, DATA, *[SEQUENCE] * has_positions(x)), batch)
         mapped = jax.shard_map(

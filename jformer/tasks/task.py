@@ -92,7 +92,10 @@ def make_loss(model: Model, task_loss: TaskLoss, r_drop: float = 0.0) -> LossFn:
             return model.apply({"params": params}, batch, key is not None, rngs=rngs, method="hidden")
 
         if key is None or not r_drop:
-            return task_loss(hidden(key), project, batch)
+            sums = task_loss(hidden(key), project, batch)
+            if "loss" not in sums:
+                raise UserError("a loss of your own: its sums lack 'loss', a jformer.tasks.sums.Sum to minimize")
+            return sums
         first, second = map(hidden, jax.random.split(key))
         losses = (task_loss(each, project, batch) for each in (first, second))
         sums = jax.tree.map(lambda a, b: (a + b) / 2, *losses)

@@ -171,7 +171,7 @@ def make_train_step(
         tx: the optimizer, whose state the train state holds.
         mesh: over which rows are split, and parameters with mesh.fsdp.
         seed: with the number of the update, what dropout draws its masks from.
-        ema_decay: of the moving average, from 0 to below 1; it matters only where the state has one.
+        ema_decay: of the moving average, above 0 and below 1; 0.0 for a state without one.
         frozen: a tree of booleans: marked parameters have no gradient and do not count in the norm.
             None = all are trained.
         keeps_finite: that of the optimizer; True saves the pass over the new parameters that looks for NaN.
@@ -198,6 +198,8 @@ def _make_train_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         if any(array.ndim < 2 for array in jax.tree.leaves(batch)):
             raise UserError("a batch without the axis of microbatches: give array[None] for each, one microbatch")
+        if state.ema is not None and not ema_decay:
+            raise UserError("the state has a moving average: give make_train_step its ema_decay, such as 0.999")
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         gradient, sums = mean_gradient(state.params, batch, key)
         norm = optax.tree.norm(gradient)

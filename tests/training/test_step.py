@@ -296,6 +296,22 @@ def test_batch_without_the_axis_of_microbatches_is_refused(tiny):
         jax.eval_shape(step, create_state(params, tx, ema=False), UNEVEN)
 
 
+def test_batch_that_devices_do_not_divide_is_refused(tiny):
+    (model, params), tx, mesh = tiny(), optax.sgd(1.0), make_mesh(4)
+    seven = {name: array[None, :7] for name, array in UNEVEN.items()}
+    step = make_train_step(make_loss(model, SMOOTHED.loss), tx, mesh, seed=0)
+    with pytest.raises(UserError, match=r"a batch of 7 rows cannot be split over mesh\.data=4: add rows"):
+        jax.eval_shape(step, create_state(params, tx, ema=False), seven)
+
+
+def test_average_without_its_decay_is_refused(tiny):
+    (model, params), tx = tiny(), optax.sgd(1.0)
+    step = make_train_step(make_loss(model, SMOOTHED.loss), tx, make_mesh(1), seed=0)
+    batch = {name: array[None] for name, array in UNEVEN.items()}
+    with pytest.raises(UserError, match=r"has a moving average: give make_train_step its ema_decay"):
+        jax.eval_shape(step, create_state(params, tx, ema=True), batch)
+
+
 def test_weights_below_one_in_all_divide_as_others_do(tiny):
     model, params = tiny(family="decoder")
     mesh, found = make_mesh(1), []
