@@ -213,7 +213,8 @@ def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str, lora: 
     if is_factor(name):
         return new, ""
     is_table = old is not None and name.endswith("embedding") and old.shape[1:] == new.shape[1:]
-    if not is_table and name.partition("/")[0] not in HEADS:
+    part = name.partition("/")[0]
+    if not is_table and part not in HEADS:
         found = "nothing" if old is None else old.shape
         raise UserError(
             f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}: without "
@@ -221,7 +222,8 @@ def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str, lora: 
         )
     rows = min(len(old), len(new)) if old is not None and is_table else 0
     if rows < len(new) and not lora.trains(name):
-        raise UserError(f"train.init_from={origin!r} lacks part of {name}: add '^{name}$' to model.lora.also")
+        pattern = f"^{part}/" if part in HEADS else f"^{name}$"
+        raise UserError(f"train.init_from={origin!r} lacks part of {name}: add {pattern!r} to model.lora.also")
     if old is None or not rows:
         return new, f"{name} is newly initialised"
     note = f"{name}: {rows:,} of {len(new):,} rows copied, of {len(old):,}"

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
+from jformer.checkpoints.weights import adopt
 from jformer.config import resolve
 from jformer.data.tokenizers import LabelTokenizer, learn
 from jformer.errors import UserError
 from jformer.integrity import seal
+from jformer.models.lora_config import LoraConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.training import initial_state
 from jformer.training.initial_state import inherit, put_vectors
@@ -60,6 +62,8 @@ def test_a_head_is_copied_for_the_same_labels_alone(tmp_path, monkeypatch):
         f"init_from {tmp_path}: classifier/kernel is newly initialised",
         f"init_from {tmp_path}: its labels are no, yes, those of this run bad, good",
     ]
+    with pytest.raises(UserError, match=r"lacks part of classifier/kernel: add '\^classifier/' to model\.lora\.also"):
+        adopt(old, new, "runs/parent", LoraConfig(rank=2), relabelled=True)  # adapters alone cannot learn a head
     params, notes, _ = inherit(config, (None, labels("no", "yes")), make_mesh(1), new)
     assert params["classifier"]["kernel"].tolist() == old["classifier"]["kernel"].tolist()
     assert notes == [f"init_from {tmp_path}: 1 parameter copied"]
