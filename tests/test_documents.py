@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import fnmatch
 import importlib
+import itertools
 import re
 from pathlib import Path
 
@@ -38,6 +39,7 @@ MODULE = re.compile(r"(?<![\w/.@-])(?:jformer|experiments)(?:\.\w+)+")
 KEY = re.compile(
     rf"--config\.([a-z_.]+)|`((?:{SECTIONS})\.(?!(?:py|en|fr|tsv|jsonl|conll|labels\.txt|txt|npy)`)[a-z_0-9.]+)[`=]"
 )
+CODE = re.compile(r"^ *```.*?^ *```|^\n(?:(?: {4}[^\n]*)?\n)+", re.MULTILINE | re.DOTALL)  # fenced, or indented
 MISSPELT = ("section.key", "model.num_layer")  # on purpose: what a command line looks like, and what it refuses
 
 
@@ -103,6 +105,20 @@ def test_config_keys_that_are_named_are_there():
 def test_modes_that_are_named_are_there():
     found = {(path.name, mode) for path, text in texts() for mode in re.findall(r"--mode=([a-z]+)", text)}
     assert not sorted(pair for pair in found if pair[1] not in MODES)
+
+
+def test_wrapped_commands_can_be_pasted():
+    files = [*DOCUMENTS, *ROOT.glob("docs/*/*.md"), *ROOT.glob(".github/*.md")]
+    wrapped = [
+        (path.relative_to(ROOT), before, line.strip())
+        for path in files
+        for block in CODE.findall(path.read_text(encoding="utf-8"))
+        for before, line in itertools.pairwise(block.splitlines())
+        if line.lstrip().startswith(("--", '"--', "'--"))
+    ]
+    assert wrapped
+    wrong = [f"{path}: {line}" for path, before, line in wrapped if not before.endswith("\\")]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_guide_lists_every_choice_of_models():
