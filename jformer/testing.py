@@ -16,6 +16,8 @@ import numpy as np
 import optax
 from etils import epath
 
+from jformer.checkpoints.checkpoint import Checkpoints
+from jformer.checkpoints.manifest import entries
 from jformer.config.options import OptimConfig
 from jformer.data.corpus import open_corpus
 from jformer.data.data_config import DataConfig, SourceConfig
@@ -30,6 +32,8 @@ from jformer.decoding.search import Decoded, Start
 from jformer.inference.generation import OwnSearch
 from jformer.inference.verify import stepwise_logits
 from jformer.models import ModelConfig, build_model, init_params
+from jformer.parallel.mesh import make_mesh
+from jformer.parallel.sharding import abstract_like, replicated
 from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.build import MakeTask
 from jformer.tasks.metrics import OwnScore
@@ -155,7 +159,7 @@ def check_schedule(schedule: Callable[[Any, ScheduleParams], Any], num_steps: in
 
 
 def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTransformation]) -> None:
-    """Check that an optimizer minimizes a small quadratic under jit and keeps shapes and dtypes."""
+    """Check that an optimizer minimizes a small quadratic, keeps shapes and dtypes, and survives being saved."""
     transform = make(lambda step: 0.05, OptimConfig(epsilon=1e-8), 1.0)
     params = {"dense": {"kernel": jnp.ones((4, 3)), "bias": jnp.full(3, 2.0)}}
 
@@ -167,12 +171,24 @@ def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTran
         updates, state = transform.update(jax.grad(loss)(params), state, params)
         return optax.apply_updates(params, updates), state
 
-    before, after, state = loss(params), params, transform.init(params)
+    after, state = params, transform.init(params)
     for _ in range(20):
         after, state = update(after, state)
-    assert loss(after) < before, "twenty updates did not lower a sum of squares"
-    same = jax.tree.map(lambda a, b: a.shape == b.shape and a.dtype == b.dtype, params, after)
-    assert all(jax.tree.leaves(same)), "an update changed a shape or a dtype"
+    assert loss(after) < loss(params), "twenty updates did not lower a sum of squares"
+    items = {"params": after, "rest": state}
+    shapes = jax.eval_shape(lambda params: {"params": params, "rest": transform.init(params)}, params)
+    assert entries(items) == entries(shapes), "updates changed a shape or a dtype of the parameters or of the state"
+    _check_saving(items, shapes)
+
+
+def _check_saving(items: dict[str, Any], shapes: dict[str, Any]) -> None:
+    sharding = replicated(make_mesh(1))
+    with TemporaryDirectory() as folder, Checkpoints(epath.Path(folder)) as checkpoints:
+        for step in (10, 20):  # before the first is deleted, the second is read back
+            checkpoints.save(step, items, {}, None)
+        checkpoints.wait()
+        assert checkpoints.steps() == [20], "a checkpoint cannot be read back"
+        checkpoints.restore(20, abstract_like(shapes, jax.tree.map(lambda _: sharding, shapes)))
 
 
 def check_layer(**options: Any) -> None:

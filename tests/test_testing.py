@@ -1,5 +1,6 @@
 """The checks of `jformer.testing` pass for built-in parts and those of docs/parts.md, and fail for broken ones."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -56,6 +57,10 @@ def test_built_in_optimizers_pass(name):
     testing.check_optimizer(OPTIMIZERS[name])
 
 
+def test_an_optimizer_that_draws_random_numbers_passes():
+    testing.check_optimizer(lambda schedule, *_: optax.chain(optax.add_noise(0.1, 0.55, 0), optax.adam(schedule)))
+
+
 def test_the_built_in_loss_passes_and_completes_the_sums_of_another():
     testing.check_loss(token_loss(0.1))
     hidden, batch = jnp.ones((1, 3, 8)), make_batch(target=[[4, 5, 2]])
@@ -100,6 +105,15 @@ def no_loss(hidden, project, batch):
     return {}
 
 
+def widened(*_):
+    """Descent whose state, a number of updates, becomes a float."""
+
+    def update(gradient, count, params):
+        return jax.tree.map(lambda leaf: -0.1 * leaf, gradient), count + 1.0
+
+    return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+
+
 def scoreless(step, cache, start, rules, options):
     def choose(log_probs, logits, index):
         values, tokens = log_probs.top_k(1)
@@ -122,6 +136,7 @@ def scoreless(step, cache, start, rules, options):
         (lambda: testing.check_score(lambda answers, references: float("nan")), "the score is nan"),
         (lambda: testing.check_schedule(lambda step, params: -1.0), "negative"),
         (lambda: testing.check_optimizer(lambda *_: optax.sgd(-0.1)), "did not lower"),
+        (lambda: testing.check_optimizer(widened), "changed a shape or a dtype"),
         (lambda: testing.check_layer(attention="tests.test_testing:AllSeeing"), "a later token leaks"),
         (lambda: testing.check_search(scoreless), "score 0"),
     ],

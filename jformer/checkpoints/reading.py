@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils.epath import Path
@@ -50,9 +51,15 @@ def read_together(read: Callable[[], T], where: Path) -> T:
 def on_host(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """Return a state's shapes and dtypes as NumPy arrays without memory, to restore it as NumPy arrays.
 
-    This needs no CPU device: JAX has none if JAX_PLATFORMS=cuda or =tpu names the only platform.
+    Keys of random numbers become the words in them, which have the same digest. This needs no CPU device: JAX has none
+    if JAX_PLATFORMS=cuda or =tpu names the only platform.
     """
-    return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), dict(state))
+
+    def empty(x: jax.Array) -> np.ndarray:
+        plain = jax.eval_shape(jax.random.key_data, x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        return np.broadcast_to(np.zeros((), plain.dtype), plain.shape)
+
+    return jax.tree.map(empty, dict(state))
 
 
 def prove(where: Path, manifest: Manifest, abstract: Mapping[str, PyTree]) -> None:

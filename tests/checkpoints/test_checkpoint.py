@@ -115,6 +115,21 @@ def test_a_step_that_is_saved_again_is_what_was_saved_last(tmp_path):
             same_bits(checkpoints.restore(10, abstract()), state(value))
 
 
+def test_keys_of_random_numbers_are_read_back_and_restored(tmp_path):
+    """Optimizers that add noise have them in their states."""
+    keys = {"one": jax.random.key(3), "several": jax.random.split(jax.random.key(1, impl="rbg"), 2)}
+    saved = {"params": state(1)["params"], "rest": {"keys": keys}}
+    wanted = placed(saved, SingleDeviceSharding(jax.devices()[0]))
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        for step in (10, 20):  # to delete the first, the second is read back
+            checkpoints.save(step, saved, {}, None)
+        checkpoints.wait()
+        assert checkpoints.steps() == [20]
+        found = checkpoints.restore(20, wanted)["rest"]["keys"]
+    assert jax.tree.map(jnp.array_equal, found, keys) == {"one": True, "several": True}
+    assert [key.dtype for key in found.values()] == [key.dtype for key in keys.values()]
+
+
 def test_parameters_are_read_without_the_rest(finished):
     run = open_run(finished)
     same_bits(run.restore(30, abstract(["params"])), {"params": state(30)["params"]})
