@@ -3,6 +3,7 @@
 They make the contracts of docs/parts.md executable; the built-in parts are tested with them.
 """
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from etils import epath
+from flax.errors import AssignSubModuleError, InvalidRngError
 
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.checkpoints.manifest import entries
@@ -37,10 +39,17 @@ from jformer.parallel.sharding import abstract_like, replicated
 from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.build import MakeTask
 from jformer.tasks.metrics import OwnScore
-from jformer.tasks.task import TaskLoss, make_loss, sized
+from jformer.tasks.task import TaskLoss, make_loss, sized, token_loss
 from jformer.training.optim import ScheduleParams
 
 VOCABULARY = 23
+REMEDIES = {  # what Flax raises in a layer → what to do instead
+    InvalidRngError: (
+        "Flax's own dropout has no random numbers in layers: use dropout(x, rate, dropout_key, site) of "
+        "jformer.models.layers.dropout"
+    ),
+    AssignSubModuleError: "make sublayers in setup(), after super().setup()",
+}
 TEXTS = ("a rose is a rose", "é ü 漢字 🙂", "x", "  two  spaces ", "1 2 34 567")
 
 
@@ -194,12 +203,21 @@ def _check_saving(items: dict[str, Any], shapes: dict[str, Any]) -> None:
 def check_layer(**options: Any) -> None:
     """Check a decoder with a user-defined layer: `check_layer(norm_type="my_layers:norm")`, after `plugins.allow`.
 
-    Its logits must be finite and causal, and decoding token by token with the cache must give the logits of one pass
-    over the whole text.
+    Its logits must be finite and causal, decoding token by token with the cache must give the logits of one pass over
+    the whole text, and training with dropout must give finite gradients.
     """
     config = small_model(family="decoder", vocab_size=VOCABULARY, **options)
+    try:
+        params = init_params(build_model(config), jax.random.key(0))
+        _check_decoding(config, params)
+        _check_training(config, params)
+    except tuple(REMEDIES) as error:
+        named = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise AssertionError(f"{named}: {REMEDIES[type(error)]} ({error})") from error
+
+
+def _check_decoding(config: ModelConfig, params: Any) -> None:
     model = build_model(config)
-    params = init_params(model, jax.random.key(0))
     batch: Any = {
         "target_in": jax.random.randint(jax.random.key(1), (2, 7), 0, VOCABULARY),
         "target_segments": jnp.ones((2, 7), jnp.int32),
@@ -213,6 +231,13 @@ def check_layer(**options: Any) -> None:
     )
     stepped = stepwise_logits(model, params, batch, jnp.tile(jnp.arange(7) < 3, (2, 1)))
     np.testing.assert_allclose(stepped, logits, atol=1e-4, err_msg="decoding with the cache differs from a full pass")
+
+
+def _check_training(config: ModelConfig, params: Any) -> None:
+    model = build_model(dataclasses.replace(config, dropout=0.5, attention_dropout=0.5, activation_dropout=0.5))
+    batch, loss = make_batch(target=[[4, 5, 6, 2], [7, 2]]), make_loss(model, token_loss(0.0))
+    gradient = jax.jit(jax.grad(lambda params: loss(params, batch, jax.random.key(2))["loss"].total))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)), "not finite: a gradient in training"
 
 
 def check_search(search: OwnSearch, options: DecodeConfig | None = None) -> None:

@@ -1,5 +1,6 @@
 """The checks of `jformer.testing` pass for built-in parts and those of docs/parts.md, and fail for broken ones."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import ByteTokenizer, learn
 from jformer.decoding.greedy import greedy, one_by_one
 from jformer.errors import UserError
-from jformer.models import Attention
+from jformer.models import Attention, FeedForward
 from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.build import TASKS
 from jformer.tasks.sums import Sum
@@ -96,6 +97,31 @@ class AllSeeing(Attention):
         return super().__call__(x, *args, **options) + x[:, -1:]
 
 
+class FlaxDropout(FeedForward):
+    """A feed-forward with dropout of Flax."""
+
+    def setup(self):
+        super().setup()
+        self.drop = nn.Dropout(0.5)
+
+    def __call__(self, x, dropout_key=None):
+        return self.drop(super().__call__(x, dropout_key), deterministic=dropout_key is None)
+
+
+class MadeInCall(FeedForward):
+    """A feed-forward that makes a sublayer where it is called."""
+
+    def __call__(self, x, dropout_key=None):
+        return super().__call__(nn.Dense(x.shape[-1])(x), dropout_key)
+
+
+class Rooted(FeedForward):
+    """A feed-forward whose output is fine, but not its gradient."""
+
+    def __call__(self, x, dropout_key=None):
+        return super().__call__(x, dropout_key) + jnp.sqrt(x - x)
+
+
 def mean_loss(hidden, project, batch):
     found = token_loss(0.0)(hidden, project, batch)["loss"]
     return {"loss": Sum(found.total / found.count, 1.0)}
@@ -138,6 +164,9 @@ def scoreless(step, cache, start, rules, options):
         (lambda: testing.check_optimizer(lambda *_: optax.sgd(-0.1)), "did not lower"),
         (lambda: testing.check_optimizer(widened), "changed a shape or a dtype"),
         (lambda: testing.check_layer(attention="tests.test_testing:AllSeeing"), "a later token leaks"),
+        (lambda: testing.check_layer(feed_forward="tests.test_testing:FlaxDropout"), r"layers\.dropout.*for \"dropout"),
+        (lambda: testing.check_layer(feed_forward="tests.test_testing:MadeInCall"), r"make sublayers in setup\(\)"),
+        (lambda: testing.check_layer(feed_forward="tests.test_testing:Rooted"), "not finite: a gradient"),
         (lambda: testing.check_search(scoreless), "score 0"),
     ],
 )
