@@ -184,17 +184,13 @@ def adopt(
     fresh: PyTree,
     origin: str,
     lora: LoraConfig = LoraConfig(),  # noqa: B008  # which is frozen
-    relabelled: bool = False,
 ) -> tuple[PyTree, list[str]]:
     """Return the parent's parameters where it has them, fresh ones for a new head and adapters, and notes.
 
-    A head is new for another task, and with `relabelled` for other labels, however many. Tables may have other numbers
-    of rows (a task's symbols follow the vocabulary): their common rows are copied.
+    Tables may have other numbers of rows (a task's symbols follow the vocabulary): their common rows are copied.
     Raise UserError naming the first other parameter that the parent lacks or has in another shape.
     """
     have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
-    if relabelled:
-        have = {name: leaf for name, leaf in have.items() if name.partition("/")[0] not in HEADS_OF_LABELS}
     leaves, tree = jax.tree.flatten(fresh)
     names = jax.tree.leaves(parameter_names(fresh))
     taken = [_taken(name, have.get(name), new, origin, lora) for name, new in zip(names, leaves, strict=True)]

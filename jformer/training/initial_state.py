@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jformer.checkpoints.checkpoint import Checkpoints, Restored
-from jformer.checkpoints.weights import adopt, load_parent, refuse_other_base
+from jformer.checkpoints.weights import HEADS_OF_LABELS, adopt, load_parent, refuse_other_base
 from jformer.checkpoints.word_vectors import match
 from jformer.config.options import Config, TrainConfig
 from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, Tokenizer
@@ -86,7 +86,8 @@ def inherit(
     if config.train.init_from:
         parent = load_parent(config.train.init_from, mesh)
         other = other_labels(config.train.init_from, tokenizers[1])
-        params, notes = adopt(parent.params, params, config.train.init_from, config.model.lora, bool(other))
+        kept = {name: part for name, part in parent.params.items() if not other or name not in HEADS_OF_LABELS}
+        params, notes = adopt(kept, params, config.train.init_from, config.model.lora)
         notes += other
         params = rounded(config.model.lora, params)
         digest = parent.digest

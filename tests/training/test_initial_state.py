@@ -63,7 +63,7 @@ def test_a_head_is_copied_for_the_same_labels_alone(tmp_path, monkeypatch):
         f"init_from {tmp_path}: its labels are no, yes, those of this run bad, good",
     ]
     with pytest.raises(UserError, match=r"lacks part of classifier/kernel: add '\^classifier/' to model\.lora\.also"):
-        adopt(old, new, "runs/parent", LoraConfig(rank=2), relabelled=True)  # adapters alone cannot learn a head
+        adopt({}, new, "runs/parent", LoraConfig(rank=2))  # adapters alone cannot learn a head
     params, notes, _ = inherit(config, (None, labels("no", "yes")), make_mesh(1), new)
     assert params["classifier"]["kernel"].tolist() == old["classifier"]["kernel"].tolist()
     assert notes == [f"init_from {tmp_path}: 1 parameter copied"]
