@@ -38,8 +38,8 @@ def abstract_params(model: Model, mesh: Mesh, whole: Sequence[str] = (FSDP,)) ->
     return abstract_like(shapes, parameter_shardings(mesh, shapes, whole))
 
 
-# Task-specific parameters, newly initialised unless the parent has them in the same shapes.
 HEADS_OF_LABELS = ("classifier", "transitions")
+# Task-specific parameters, newly initialised unless the parent has them in the same shapes.
 HEADS = ("head", "pooler", *HEADS_OF_LABELS)
 
 

@@ -42,6 +42,7 @@ from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import Target, target, xla_options
 from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
+from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.task import MASKS
 
 KEPT = 16  # programs of each kind that are cached
@@ -247,8 +248,7 @@ def padded_behind(rows: Int[Array, "b p"] | Sequence[Sequence[int]], pad: int) -
     ([[7, 0, 0], [8, 9, 0]], [[7, 0], [8, 9]])
     """
     if not hasattr(rows, "shape"):
-        width = max(map(len, rows), default=0)
-        return jnp.array([[*row, *[pad] * (width - len(row))] for row in rows], jnp.int32)
+        return make_batch(target=rows)["target_out"]
     tokens = jnp.asarray(rows)
     return jnp.take_along_axis(tokens, jnp.argsort(tokens == pad, axis=1, stable=True), axis=1)
 

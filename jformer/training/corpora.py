@@ -9,6 +9,7 @@ from etils.epath import Path
 
 from jformer.config import load_config, resolve
 from jformer.config.options import Config, TrainConfig
+from jformer.config.resume import differences
 from jformer.data.cleaning import cleaned, write_examples
 from jformer.data.corpus import Corpus, ExampleEncoder, locked, open_corpus, prepare_shard
 from jformer.data.data_config import OF_VOCABULARY, READ_TARGETS, DataConfig, SourceConfig
@@ -143,10 +144,9 @@ def with_vocabulary_of_parent(config: Config) -> tuple[Config, list[str]]:
         )
     symbols = tuple(dict.fromkeys((*old.symbols, *data.symbols)))
     new = dataclasses.replace(data, **{key: getattr(old, key) for key in OF_VOCABULARY} | {"symbols": symbols})
-    before, after = dataclasses.asdict(data), dataclasses.asdict(new)
-    changed = [f"data.{key}={after[key]!r}, not {before[key]!r}" for key in OF_VOCABULARY if before[key] != after[key]]
-    config = resolve(dataclasses.replace(config, data=new))
-    return config, [f"{taken}: {'; '.join(changed)}"] * bool(changed)
+    child = resolve(dataclasses.replace(config, data=new))
+    changed = [f"{key}={after!r}, not {before!r}" for key, (before, after) in differences(config, child).items()]
+    return child, [f"{taken}: {'; '.join(changed)}"] * bool(changed)
 
 
 def _open_tokenizers(
