@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jformer.parallel.mesh import make_mesh
     from jformer.tasks.batch_arrays import make_batch
     from jformer.tasks.task import adapted_loss, adapted_params, make_loss, token_loss
+    from jformer.training.optim import per_layer
     from jformer.training.state import create_state
     from jformer.training.step import make_train_step
 
@@ -56,6 +57,7 @@ PARTS = {  # building blocks of a custom training loop → where they are; impor
     "make_loss": "jformer.tasks.task:make_loss",
     "make_mesh": "jformer.parallel.mesh:make_mesh",
     "make_train_step": "jformer.training.step:make_train_step",
+    "per_layer": "jformer.training.optim:per_layer",
     "restore": "jformer.inference.restore:restore",
     "save_run": "jformer.inference.restore:save_run",
     "search": "jformer.inference.generation:search_ids",
@@ -91,6 +93,7 @@ __all__ = [
     "make_loss",
     "make_mesh",
     "make_train_step",
+    "per_layer",
     "restore",
     "save_run",
     "search",
@@ -107,18 +110,21 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(module), part)
 
 
-def load(workdir: str | PathLike[str], **decode: "Unpack[DecodeOptions]") -> "Predictor":
+def load(
+    workdir: str | PathLike[str], options: Mapping[str, object] | None = None, **decode: "Unpack[DecodeOptions]"
+) -> "Predictor":
     """Return the Predictor of a trained run: `jformer.load(DIR, beam_size=1).predict(texts)`.
 
-    Keyword arguments are options of `jformer.decoding.decode_config.DecodeConfig` that replace the run's own. Raises
-    UserError where there is no run, and for an option that does not exist or cannot work.
+    Keyword arguments are options of `jformer.decoding.decode_config.DecodeConfig` that replace the run's own, and
+    `options` are others by their keys: `{"evaluate.weights": "ema"}`. Raises UserError where there is no run, and for
+    an option that does not exist, cannot work, or cannot change after training.
     """
     _silence_libtpu()
     from jformer.inference.predict import load
     from jformer.inference.restore import saved_config
     from jformer.parallel.mesh import make_mesh
 
-    return load(workdir, saved_config(workdir, **decode), make_mesh())
+    return load(workdir, saved_config(workdir, options, **decode), make_mesh())
 
 
 def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | PathLike[str]) -> bool:
@@ -147,19 +153,22 @@ def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | Path
 
 
 def evaluate(
-    workdir: str | PathLike[str], output: str | PathLike[str] | None = None, **decode: "Unpack[DecodeOptions]"
+    workdir: str | PathLike[str],
+    output: str | PathLike[str] | None = None,
+    options: Mapping[str, object] | None = None,
+    **decode: "Unpack[DecodeOptions]",
 ) -> dict[str, Any]:
     """Score a trained run on its test sets, add the scores to its results.json and return them.
 
     They are returned by test set, beside "schema" and "run". With `output`, results.json and the answers are written
-    into that folder instead. Keyword arguments are decoding options, as in `load`.
+    into that folder instead. `options` and keyword arguments are as in `load`.
     """
     _silence_libtpu()
     from jformer.evaluation.evaluate import evaluate
     from jformer.inference.restore import saved_config
     from jformer.storage import run_path
 
-    return evaluate(saved_config(workdir, **decode), run_path(workdir), run_path(output) if output else None)
+    return evaluate(saved_config(workdir, options, **decode), run_path(workdir), run_path(output) if output else None)
 
 
 def _silence_libtpu() -> None:

@@ -168,7 +168,10 @@ def check_schedule(schedule: Callable[[Any, ScheduleParams], Any], num_steps: in
 
 
 def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTransformation]) -> None:
-    """Check that an optimizer minimizes a small quadratic, keeps shapes and dtypes, and survives being saved."""
+    """Check that an optimizer minimizes a small quadratic, keeps shapes and dtypes, and survives being saved.
+
+    It must also update a stack of two layers, which is one array for each parameter, as it updates the two alone.
+    """
     transform = make(lambda step: 0.05, OptimConfig(epsilon=1e-8), 1.0)
     params = {"dense": {"kernel": jnp.ones((4, 3)), "bias": jnp.full(3, 2.0)}}
 
@@ -188,6 +191,37 @@ def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTran
     shapes = jax.eval_shape(lambda params: {"params": params, "rest": transform.init(params)}, params)
     assert entries(items) == entries(shapes), "updates changed a shape or a dtype of the parameters or of the state"
     _check_saving(items, shapes)
+    if not any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+        _check_stack(transform)
+
+
+def _check_stack(transform: optax.GradientTransformation) -> None:
+    """Check that two layers are updated alike in a stack and alone."""
+    layers = [
+        {
+            "kernel": jax.random.normal(jax.random.key(2 * i), (4, 3)),
+            "bias": jax.random.normal(jax.random.key(2 * i + 1), (3,)),
+        }
+        for i in range(2)
+    ]
+    stack = {"block": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+
+    def after_updates(params: Any) -> Any:
+        state = transform.init(params)
+        for _ in range(3):
+            updates, state = jax.jit(transform.update)(jax.tree.map(jnp.sin, params), state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    alone = after_updates({f"layer_{i}": layer for i, layer in enumerate(layers)})
+    stacked = after_updates(stack)["block"]
+    for i in range(2):
+        for name, leaf in alone[f"layer_{i}"].items():
+            note = (
+                f"the {name} of a layer is updated otherwise in a stack, where it is one array [layers …]: wrap what "
+                "depends on shapes in jformer.per_layer"
+            )
+            np.testing.assert_allclose(stacked[name][i], leaf, rtol=1e-4, atol=1e-6, err_msg=note)
 
 
 def _check_saving(items: dict[str, Any], shapes: dict[str, Any]) -> None:

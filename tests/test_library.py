@@ -69,6 +69,7 @@ def test_a_run_of_arrays_of_ones_own_answers_as_they_do(preset, tmp_path):
     values = default_config(preset)
     values.model.update(num_layers=1, d_model=16, shared_embedding=False)
     values.data.update(vocab_shared=False)
+    values.train.ema_decay, values.evaluate.weights = 0.9, "ema"  # of training, which this run has not
     sides = learn("char", ["abcd"], 9, "identity", False), learn("char", ["wxyz!"], 9, "identity", False)
     built = build_sized(resolve(values), build_task(resolve(values)), sides)
     params = jax.tree.map(lambda leaf: leaf + 0.5 * jax.random.normal(jax.random.key(leaf.size), leaf.shape),
@@ -78,6 +79,11 @@ def test_a_run_of_arrays_of_ones_own_answers_as_they_do(preset, tmp_path):
     loaded = jformer.load(tmp_path / "run", beam_size=1)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
     assert len({*loaded.predict(["abc", "dd", "bcda"])}) > 1
+    longer = jformer.load(tmp_path / "run", {"data.max_source_length": 500, "evaluate.weights": "best"}, beam_size=3)
+    config = longer.config
+    assert (config.data.max_source_length, config.evaluate.weights, config.decode.beam_size) == (500, "best", 3)
+    with pytest.raises(UserError, match=r"model\.num_layers=2 but this workdir was trained with 1"):
+        jformer.load(tmp_path / "run", {"model.num_layers": 2})
     first = next(name for name in named if name.endswith("kernel"))
     wrong = {name: leaf for name, leaf in named.items() if name != first} | {"extra": np.zeros(3)}
     with pytest.raises(UserError, match=rf"extra \[3\] has no place; {first} is missing: \["):
@@ -190,7 +196,9 @@ def test_scores_go_into_another_folder_and_leave_the_run_as_it_was(run, tmp_path
 
 @pytest.mark.slow
 def test_what_it_is_given_wrong_is_one_line(run):
-    with pytest.raises(jformer.UserError, match=r"unknown config key decode\.beam_sise; did you mean beam_size\?"):
+    with pytest.raises(
+        jformer.UserError, match=r"unknown config key decode\.beam_sise; did you mean decode\.beam_size\?"
+    ):
         jformer.load(run, beam_sise=3)
     with pytest.raises(jformer.UserError, match=r"decode\.beam_size='3' must be a whole number"):
         jformer.load(run, beam_size="3")
@@ -247,3 +255,10 @@ def test_what_is_no_search_and_no_batch_is_one_line():
         jax.eval_shape(lambda params: lossless(params, batch, None), params)
     with pytest.raises(jformer.UserError, match="source: give a list of token ids for each row"):
         jformer.make_batch([4, 5])
+    with pytest.raises(jformer.UserError, match="source: token ids are integers"):
+        jformer.make_batch([[4], [0.5]])
+    with pytest.raises(jformer.UserError, match="'source_segment': did you mean 'source_segments'"):
+        jformer.make_batch([[4, 5]], source_segment=np.array([[1, 2]]))
+    with pytest.raises(jformer.UserError, match=r"source_segments \[1, 3\] must have the shape of source \[1, 2\]"):
+        jformer.make_batch([[4, 5]], source_segments=np.array([[1, 2, 2]]))
+    assert jformer.make_batch([[], [4]], teacher=np.ones((2, 3)))["teacher"].shape == (2, 3)  # a loss may read more

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+import jformer
 from jformer import testing
 from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
@@ -60,6 +61,11 @@ def test_built_in_optimizers_pass(name):
 
 def test_an_optimizer_that_draws_random_numbers_passes():
     testing.check_optimizer(lambda schedule, *_: optax.chain(optax.add_noise(0.1, 0.55, 0), optax.adam(schedule)))
+
+
+def test_an_optimizer_of_matrices_passes_layer_by_layer():
+    testing.check_optimizer(lambda schedule, *_: jformer.per_layer(optax.contrib.muon(schedule)))
+    testing.check_optimizer(lambda schedule, *_: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule)))
 
 
 def test_the_built_in_loss_passes_and_completes_the_sums_of_another():
@@ -162,6 +168,11 @@ def scoreless(step, cache, start, rules, options):
         (lambda: testing.check_score(lambda answers, references: float("nan")), "the score is nan"),
         (lambda: testing.check_schedule(lambda step, params: -1.0), "negative"),
         (lambda: testing.check_optimizer(lambda *_: optax.sgd(-0.1)), "did not lower"),
+        (lambda: testing.check_optimizer(lambda rate, *_: optax.contrib.muon(rate)), r"stack.*in jformer\.per_layer"),
+        (
+            lambda: testing.check_optimizer(lambda rate, *_: optax.lamb(rate)),
+            r"of a layer is updated otherwise in a stack",
+        ),
         (lambda: testing.check_optimizer(widened), "changed a shape or a dtype"),
         (lambda: testing.check_layer(attention="tests.test_testing:AllSeeing"), "a later token leaks"),
         (lambda: testing.check_layer(feed_forward="tests.test_testing:FlaxDropout"), r"layers\.dropout.*for \"dropout"),

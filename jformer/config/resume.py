@@ -15,6 +15,8 @@ MAY_CHANGE = (
     *("train.stall_seconds", "data.dir", "data.cache_dir", "data.test"),
     *("evaluate.", "decode.", "mesh.", "model.execution."),
 )
+# What a run is used for may have longer or shorter texts than it was trained on.
+LENGTHS = ("data.max_source_length", "data.max_target_length")
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[object, object]]:
@@ -43,19 +45,20 @@ def with_saved_config(given: Config, saved: Config) -> Config:
     return dataclasses.replace(given, data=data, train=train, model=model)
 
 
-def resume_config(saved: Config, given: Config) -> Config:
+def resume_config(saved: Config, given: Config, training: bool = True) -> Config:
     """Return the config to resume a run with: the given one, with the values that the saved run resolved.
 
-    Raises UserError for a change that would affect results.
+    Without `training`, texts may have other lengths. Raises UserError for a change that would affect results.
     """
     given = with_saved_config(given, saved)
     ends = not is_open(saved.optim.schedule) or 0 < saved.optim.warmup < 1
     fixed = ["train.num_steps", "train.num_epochs"] * ends
     fixed += ["train.accumulation"] * (saved.task == "embed")  # whose negatives are those of a microbatch
+    may_change = MAY_CHANGE if training else (*MAY_CHANGE, *LENGTHS)
     for key, (old, new) in differences(saved, given).items():
         moved = key == "data.mixture" and _learned_from(old) == _learned_from(new)
         moved |= key == "train.init_from" and bool(saved.model.lora.rank)  # whose digest is checked
-        if key in fixed or not (moved or key.startswith(MAY_CHANGE)):
+        if key in fixed or not (moved or key.startswith(may_change)):
             raise UserError(
                 f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
             )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,9 +13,11 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jformer.checkpoints.weights import abstract_params, load_weights, refuse_other_tokens, write_run
-from jformer.config import load_config, resolve
+from jformer.config import as_config_dict, load_config, resolve
 from jformer.config.checks import refuse_longer_texts, refuse_without_attention
+from jformer.config.config_files import with_keys
 from jformer.config.options import Config
+from jformer.config.resume import resume_config
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
@@ -41,14 +44,17 @@ class Trained:
     digest: str = ""  # of these checkpoints, by which adapters identify their base
 
 
-def saved_config(workdir: str | os.PathLike[str], **decode: object) -> Config:
-    """Return the config of a run with some options of decoding replaced; raise UserError for an invalid one.
+def saved_config(
+    workdir: str | os.PathLike[str], options: Mapping[str, object] | None = None, **decode: object
+) -> Config:
+    """Return the config of a run with some options replaced: by dotted key, and those of decoding by name.
 
-    Outputs are not limited to text: they may have alignments, for example.
+    Outputs are not limited to text: they may have alignments, for example. Raises UserError for an option that does
+    not exist, cannot work, or cannot change after training.
     """
-    config = load_config(run_path(workdir) / "config.json")
-    values = {**dataclasses.asdict(config.decode), "outputs": "jsonl", **decode}
-    return resolve({**dataclasses.asdict(config), "decode": values})
+    saved = load_config(run_path(workdir) / "config.json")
+    keys = {"decode.outputs": "jsonl", **(options or {}), **{f"decode.{name}": value for name, value in decode.items()}}
+    return resume_config(saved, with_keys(as_config_dict(saved), keys), training=False)
 
 
 def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Trained:
@@ -95,6 +101,7 @@ def save_run(
         UserError: the names and shapes are not those of the model, which are listed; or the directory is not empty.
     """
     path, config = new_directory(workdir), resolve(config)
+    config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, weights="last"))  # the only ones
     source, target = tokenizers if isinstance(tokenizers, tuple | list) else (tokenizers, tokenizers)
     sides = source, target
     model = build_sized(config, build_task(config), sides)

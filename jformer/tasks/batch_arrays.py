@@ -3,7 +3,8 @@
 Letters in shapes: a microbatches of an update, b rows.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import jax
@@ -39,20 +40,29 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
             rows); `weights` default to 1.
 
     Raises:
-        UserError: for ids that are not rows, and for arrays with different numbers of rows.
+        UserError: for ids that are not rows of integers, arrays whose name is nearly one that models read, and arrays
+            with different numbers of rows or positions.
     """
+    _refuse_misspelled(arrays)
     made: dict[str, Any] = {}
     for side, given in (("source", source), ("target", target)):
         if given is None:
             continue
         if not all(np.ndim(each) == 1 for each in given):
             raise UserError(f"{side}: give a list of token ids for each row, or an array [b t] of them")
+        if any(len(each) and np.asarray(each).dtype.kind not in "iu" for each in given):
+            raise UserError(f"{side}: token ids are integers, and these are not")
         ids = np.full((len(given), max(map(len, given), default=0)), PAD, np.int32)
         for row, each in zip(ids, given, strict=True):
             row[: len(each)] = each
         lengths = np.array([*map(len, given)])[:, None]
         real = (ids != PAD if hasattr(given, "shape") else np.arange(ids.shape[1]) < lengths).astype(np.int32)
         positions = real * np.arange(ids.shape[1], dtype=np.int32)
+        for name in (f"{side}_{kind}" for kind in ("segments", "positions", "types")):
+            if name in arrays and np.shape(arrays[name]) != ids.shape:
+                raise UserError(
+                    f"{name} {list(np.shape(arrays[name]))} must have the shape of {side} {list(ids.shape)}"
+                )
         made |= {f"{side}_segments": real, f"{side}_positions": positions}
         if side == "source":
             made |= {"source": ids, "source_types": np.zeros_like(ids)}
@@ -70,6 +80,14 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
         )
     made.setdefault("row", np.arange(next(iter(rows.values()), 0), dtype=np.int32))
     return cast(Batch, {name: jnp.asarray(array) for name, array in made.items()})
+
+
+def _refuse_misspelled(names: Iterable[str]) -> None:
+    """Raise UserError for a name that is nearly that of an array of `Batch`; a loss of your own may read others."""
+    for name in names:
+        nearest = difflib.get_close_matches(name, Batch.__annotations__, n=1, cutoff=0.9)
+        if nearest and nearest != [name]:
+            raise UserError(f"no model reads an array {name!r}: did you mean {nearest[0]!r}?")
 
 
 def source_is_prefix(model: ModelConfig, answer: str) -> bool:

@@ -31,8 +31,8 @@ def loop(
 
     The order of one turn is a contract: update, row, validation, checkpoint. So a row or a checkpoint of step s holds
     all of update s and nothing of the next, no window of rows spans a checkpoint, and a resumed run writes the same
-    rows. The loop waits for the devices only when a row is due or a trace begins or ends; otherwise it dispatches
-    updates slightly ahead.
+    rows, but for the one that a stop divides in two. The loop waits for the devices only when a row is due or a trace
+    begins or ends; otherwise it dispatches updates slightly ahead.
 
     Skipped updates leave the parameters unchanged, so these are not validated or saved again, which would delete older
     checkpoints.

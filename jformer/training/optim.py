@@ -274,10 +274,11 @@ def _is_kernel(name: str) -> bool:
 
 
 def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Apply a transform of whole parameters separately to each layer of those stacked under 'block'.
+    """Apply a transform to each parameter on its own, and to each layer of those stacked under 'block'.
 
-    Factored moments, update clipping and parameter scale of Adafactor are statistics of a matrix; taken over a
-    stack of layers they would mix all of them.
+    Parameters of a stack are one array, layers first. Transforms that take statistics of a matrix (Adafactor, LAMB)
+    would mix the layers, and one that looks for matrices (Muon) would take stacked biases for one. What needs all
+    parameters at once, such as clipping by the global norm or a mask by names, belongs outside.
     """
 
     def apply(function: Callable[..., Any], stacked: bool, *leaves: Any) -> Any:

@@ -48,7 +48,7 @@ ENDS = 2  # classes of task qa: the first token of an answer, and the last one
 BIAS = "final_logits_bias"
 TENSORFLOW = {"gamma": "weight", "beta": "bias"}
 SHOWN = 8  # heads that are left out in a summary
-LONGEST = 512  # tokens of a text unless learned positions allow fewer
+LONGEST = 512  # tokens of a text where no table of learned positions limits it; answering may raise it
 # Defaults for fine-tuning; a config of your own with train.init_from overrides them.
 TRAINING = {
     "optim.optimizer": "adamw", "optim.schedule": "linear", "optim.learning_rate": 5e-5, "optim.label_smoothing": 0.0,
@@ -343,7 +343,7 @@ def read_params(found: ForeignModel, mesh: Mesh) -> PyTree:
 def make_config(found: ForeignModel, tokenizers: tuple[Tokenizer, Tokenizer]) -> tuple[Config, list[str]]:
     """Return the config of the run, and notes on settings that have no option here; fields name tokens by their ids."""
     task, model = found.task, found.model
-    longest = min(model.max_length, LONGEST) if model.positions == "learned" and model.family != "vit" else LONGEST
+    longest = model.max_length if model.positions == "learned" else min(model.max_length, LONGEST)
     one = task != "translate" or tokenizers[0].tokens == tokenizers[1].tokens
     data = {"max_source_length": longest, "max_target_length": longest, "vocab_shared": one, "source": "files"}
     data |= {"lm": {"source": "text", "overlong": "split"}, "mlm": {"source": "text"}, "tag": {"source": "conll"},

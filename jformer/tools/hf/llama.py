@@ -38,6 +38,7 @@ def _read(fields: Fields) -> dict[str, Any]:
         raise UserError("config.json: attention_bias and mlp_bias differ; only both or neither is implemented")
     size = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     return {
+        "max_length": fields["max_position_embeddings"],
         "num_kv_heads": fields.get("num_key_value_heads") or fields["num_attention_heads"],
         "d_k": size,
         "d_v": size,
@@ -48,6 +49,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     return {
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.key_size,
+        "max_position_embeddings": model.max_length,
         "attention_bias": model.bias,
         "rope_parameters": ROTARY,
     }
@@ -61,7 +63,7 @@ LLAMA = HfFamily(
      "intermediate_size": ("d_ff", 11_008), "rms_norm_eps": ("norm_epsilon", 1e-6),
      "attention_dropout": ("attention_dropout", 0.0), "mlp_bias": ("bias", False),
      "tie_word_embeddings": ("tied_output", False), "hidden_act": ("activation", "silu")},
-    defaults={"attention_bias": False},
+    defaults={"attention_bias": False, "max_position_embeddings": 2048},
     ours={"family": "decoder", "norm": "pre", "norm_type": "rmsnorm", "positions": "rotary", "dropout": 0.0,
      "embedding_scale": "none", "init": "gpt2"},
     theirs={"sliding_window": None},  # of its relatives, such as Mistral

@@ -40,7 +40,7 @@ def _renamed(path: str, entry: Entry, model: ModelConfig) -> Entry:
 
 
 def _read(fields: Fields) -> dict[str, Any]:
-    options = {key: value for key, value in bart.read(fields).items() if key != "max_length"}
+    options = bart.read(fields)
     own = {"shared_embedding": False, "target_vocab_size": fields["decoder_vocab_size"]}
     return options if fields["share_encoder_decoder_embeddings"] else options | own
 
@@ -49,7 +49,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     target = model.target_vocab_size or model.vocab_size
     one = model.shared_embedding or (not model.tied_output and target == model.vocab_size)
     own = {"share_encoder_decoder_embeddings": one, "decoder_vocab_size": target}
-    return bart.write(model) | own | {"max_position_embeddings": max(512, model.max_length)}
+    return bart.write(model) | own
 
 
 MARIAN = HfFamily(

@@ -183,6 +183,8 @@ def _add_mistakes(app: FastAPI, limits: Limits) -> None:
 
     def invalid(error: RequestValidationError) -> str:
         """Name the invalid fields, not their values: these may be long, or not JSON."""
+        if isinstance(error.body, bytes):
+            return "body: send JSON, with the header Content-Type: application/json"
         return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
 
     busy, late = "too many texts are waiting; try again later", f"no answer within {limits.answer_seconds:g} s"

@@ -61,7 +61,8 @@ def serve(
                 each.warm_up()
         name, own_port = listener.getsockname()[:2]
         local = ipaddress.ip_address(name).is_loopback
-        app = build_app(engine, limits, Access(token, (*LOCAL, name) if local else ()), named)
+        names = tuple(dict.fromkeys((*LOCAL, name))) if local else ()
+        app = build_app(engine, limits, Access(token, names), named)
         processes.defer_stop()  # until the requests in progress are answered
         print(introduction(workdir, f"{name}:{own_port}", engine.route), file=sys.stderr, flush=True)
         if not (token or local):

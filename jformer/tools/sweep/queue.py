@@ -59,10 +59,14 @@ class TrialQueue:
         self._heard: dict[int, tuple[object, float]] = {}  # row → its last beat, and when we first saw that
 
     def trials(self) -> list[Trial]:
-        """Return all trials as they are now: planned ones in their order, those of a search in that of their rows."""
+        """Return all trials as they are now: planned ones in their order, those of a search in that of their rows.
+
+        An arm's label is the present one: it may have another since a row was added, as it depends on the other arms.
+        """
         found = {name: _as_trial(rows) for name, rows in self._rows().items()}
-        planned = [found.pop(trial.name, trial) for trial in self._planned]
-        return planned if self.experiment.search is None else [*found.values()]
+        if self.experiment.search:
+            return [*found.values()]
+        return [dataclasses.replace(found.get(trial.name, trial), arm=trial.arm) for trial in self._planned]
 
     def plan(self, retry_failed: bool = False) -> None:
         """Make sure that every trial to be run has a row; with `retry_failed`, trials that failed get a new one."""
@@ -109,19 +113,32 @@ class TrialQueue:
         return None
 
     def _suggest(self, row: optuna.Trial) -> "Claim | None":
-        """Let search() fill in a new row, unless there are enough; if workers ask at once, the first rows count."""
+        """Let search() fill in a new row, unless there are enough; if workers ask at once, the first rows count.
+
+        A suggestion that cannot work is a failed trial. If it is the first one, so that none of them may work, or if
+        search() itself fails, this raises UserError.
+        """
         experiment = self.experiment
         if experiment.search is None or self._suggested_before(row.number) >= experiment.trials:
             self.end(row.number, TrialState.FAIL)
             return None
+        where = f"{experiment.path}: search() of trial {row.number}"
         try:
             overrides = experiment.search(row)
+            trial = experiment.trial(label_of(overrides), overrides, experiment.seeds[0], row.number)
+        except Exception as error:
+            raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+        claim = Claim(self, row, dataclasses.replace(trial, state="running", attempts=1))
+        try:
             experiment.config(overrides)
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{experiment.path}: search() of trial {row.number}: {error}") from error
-        trial = experiment.trial(label_of(overrides), overrides, experiment.seeds[0], row.number)
+            if not self._rows():
+                raise UserError(f"{where}: {error}") from error
+            self._reach(partial(row.set_user_attr, "trial", _planned(trial)))
+            claim.fail(str(error), 0.0)
+            return None
         self._reach(partial(row.set_user_attr, "trial", _planned(trial)))
-        return Claim(self, row, dataclasses.replace(trial, state="running", attempts=1))
+        return claim
 
     def _suggested_before(self, number: float = float("inf")) -> int:
         """Return how many trials a search has suggested, or is suggesting now, in rows before a number."""

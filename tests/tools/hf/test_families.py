@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve
+from jformer.data.tokenizers import learn
 from jformer.errors import UserError
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
@@ -78,6 +80,20 @@ def test_fields_read_back_give_the_model(name):
     fields = config_fields(family, model, task)
     back = model_config(family, fields, task, model.head.num_classes)
     assert config_fields(family, back, task) == fields
+    assert fields.get("max_position_embeddings", 40) == 40 + 2 * (
+        name == "roberta"
+    )  # of T5, GPT-2 and ViT none, or other
+
+
+@pytest.mark.parametrize(("name", "places", "longest"), [("gpt2", 1024, 1024), ("llama", 4096, 512), ("llama", 64, 64)])
+def test_texts_may_be_as_long_as_learned_positions_say(name, places, longest, tmp_path):
+    task, model = CASES[name]
+    source = SimpleNamespace(directory=tmp_path)  # without generation_config.json
+    found = convert.ForeignModel(
+        convert.FAMILIES[name], {}, task, dataclasses.replace(model, max_length=places), source
+    )
+    side = learn("char", ["ab"], 50, "identity", False)
+    assert convert.make_config(found, (side, side))[0].data.max_target_length == longest
 
 
 @every_case

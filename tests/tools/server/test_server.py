@@ -181,7 +181,9 @@ def test_what_is_not_there_is_refused(port, path, method, body, status):
 
 def test_a_body_that_is_not_declared_as_json_is_refused(port):
     # A form of another site can send such a body without asking this server first.
-    assert ask(port, body={"inputs": ["a"]}, headers={"Content-Type": "text/plain"})[0] == 422
+    status, answer = ask(port, body={"inputs": ["a"]}, headers={"Content-Type": "text/plain"})[:2]
+    assert status == 422
+    assert "with the header Content-Type: application/json" in str(answer)
 
 
 def test_a_server_of_this_machine_has_no_other_name(port):

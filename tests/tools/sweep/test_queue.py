@@ -288,6 +288,36 @@ def test_a_trial_of_a_search_is_resumed_with_its_own_suggestions(tmp_path):
     assert [trial.name for trial in other.trials()] == [first.trial.name, second.trial.name]
 
 
+def test_a_trial_has_the_label_that_its_arm_has_now(tmp_path):
+    one, two = (SWEEP.replace("1.0, 2.0, 3.0", values) for values in ("1.0", "1.0, 2.0"))
+    queue = open_queue(tmp_path, one)
+    while claim := queue.claim():
+        claim.complete(0.5, {}, 1.0)
+    assert {trial.arm for trial in queue.trials()} == {"base"}
+    trials = open_queue(tmp_path, two).trials()
+    assert [(trial.arm, trial.state) for trial in trials] == [
+        ("learning_rate=1", "complete"), ("learning_rate=2", "waiting"),
+    ] * 2  # fmt: skip
+
+
+def test_a_later_suggestion_that_cannot_work_is_a_failed_trial(tmp_path):
+    code = SEARCH.replace('trial.suggest_float("lr", 1.0, 2.0)', "(-1.0 if trial.number == 1 else 1.0)")
+    queue = open_queue(tmp_path, code, SEEDS=(0,), TRIALS=3, SAMPLER="random")
+    while queue.left():
+        if claim := queue.claim():
+            claim.complete(0.5, {}, 1.0)
+    assert states(queue) == ["complete", "failed", "complete"]
+    assert "optim.learning_rate=-1.0" in queue.trials()[1].error
+
+
+def test_a_search_with_a_mistake_in_python_is_one_line(tmp_path):
+    queue = open_queue(tmp_path, SEARCH.replace("suggest_float", "suggest_flot"), SEEDS=(0,), TRIALS=2)
+    with pytest.raises(
+        UserError, match=r"small\.py: search\(\) of trial 0: AttributeError: 'Trial' object has no attr"
+    ):
+        queue.claim()
+
+
 def test_a_search_that_sets_an_unknown_key_names_the_nearest(tmp_path):
     queue = open_queue(tmp_path, SEARCH.replace("_rate", "_rat"), SEEDS=(0,), TRIALS=2)
     with pytest.raises(UserError, match=r"search\(\) of trial 0: unknown config key .*_rat; did you mean .*_rate"):
