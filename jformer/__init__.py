@@ -124,7 +124,8 @@ def load(
     from jformer.inference.restore import saved_config
     from jformer.parallel.mesh import make_mesh
 
-    return load(workdir, saved_config(workdir, options, **decode), make_mesh())
+    laid_out = any(key.startswith("mesh.") for key in options or ())  # else all devices, not those of training
+    return load(workdir, saved_config(workdir, options, **decode), None if laid_out else make_mesh())
 
 
 def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | PathLike[str]) -> bool:

@@ -10,10 +10,11 @@ docs/parts.md shows one part of each kind; `jformer.testing` checks them.
 
 import hashlib
 import importlib
+import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from jformer.errors import UserError, check_choice, nearest
 ENVIRONMENT = "JFORMER_PARTS"
 PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 OWN = "package.module:function"
+# The arguments of a part, where it is called with a fixed number of them.
+ARGUMENTS = {
+    "data.source": 2, "optim.loss": 3, "evaluate.scores": 2, "optim.schedule": 2, "optim.optimizer": 3,
+    "model.norm_type": 1, "model.activation": 1, "model.positions": 2, "decode.search": 5,
+}  # fmt: skip
 
 _allowed: set[str] = set()
 _recorded: dict[str, str] = {}
@@ -61,7 +67,7 @@ def find(key: str, name: str, table: Mapping[str, Any]) -> Any:
         table: short name → the part, or its place as "package.module:function".
 
     Raises:
-        UserError: there is no such part, or its module was not allowed.
+        UserError: there is no such part, its module was not allowed, or it takes other arguments than its kind.
     """
     check_part(key, name, table)
     found = table.get(name, name)
@@ -80,6 +86,8 @@ def find(key: str, name: str, table: Mapping[str, Any]) -> Any:
     if not callable(part := getattr(module, attribute, None)):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
         raise UserError(f"{key}={name!r}: {module_name} has no function {attribute}; {nearest(attribute, known)}")
+    if key in ARGUMENTS:
+        _check_arguments(key, name, part)
     _report_change(name)
     return part
 
@@ -107,6 +115,19 @@ def _check_allowed(key: str, name: str) -> None:
             f"{key}={name!r} is not imported, as the config may be a stranger's: read its code, then set "
             f"{ENVIRONMENT}={module}, name the part again by --config.{key}, or call jformer.plugins.allow({module!r})"
         )
+
+
+def _check_arguments(key: str, name: str, part: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(part)
+    except (TypeError, ValueError):  # a part written in C may have none
+        return
+    try:
+        signature.bind(*range(ARGUMENTS[key]))
+    except TypeError as error:
+        raise UserError(
+            f"{key}={name!r} takes {signature}, and is called with {ARGUMENTS[key]} arguments: docs/parts.md has them"
+        ) from error
 
 
 def _digest(name: str) -> str:

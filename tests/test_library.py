@@ -82,6 +82,8 @@ def test_a_run_of_arrays_of_ones_own_answers_as_they_do(preset, tmp_path):
     longer = jformer.load(tmp_path / "run", {"data.max_source_length": 500, "evaluate.weights": "best"}, beam_size=3)
     config = longer.config
     assert (config.data.max_source_length, config.evaluate.weights, config.decode.beam_size) == (500, "best", 3)
+    with pytest.raises(UserError, match=r"mesh.*tensor=3.* 8 devices"):
+        jformer.load(tmp_path / "run", {"mesh.tensor": 3})
     with pytest.raises(UserError, match=r"model\.num_layers=2 but this workdir was trained with 1"):
         jformer.load(tmp_path / "run", {"model.num_layers": 2})
     first = next(name for name in named if name.endswith("kernel"))

@@ -79,6 +79,17 @@ def test_what_is_not_there_is_named(mine, place, message):
     assert message in str(error.value)
 
 
+def test_a_part_takes_the_arguments_of_its_kind(mine):
+    plugins.allow(mine, "math", "operator")
+    with pytest.raises(
+        UserError, match=r"^optim.optimizer='.*:part' takes \(config, split\), and is called with 3 arg"
+    ):
+        plugins.find("optim.optimizer", f"{mine}:part", {})
+    plugins.find("data.source", f"{mine}:part", {})
+    plugins.find("evaluate.scores", "operator:add", {})  # written in C
+    plugins.find("evaluate.scores", "math:hypot", {})  # without a signature
+
+
 def config_of(mine):
     values = default_config()
     values.data.source = f"{mine}:part"
