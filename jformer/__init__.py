@@ -116,8 +116,9 @@ def load(
     """Return the Predictor of a trained run: `jformer.load(DIR, beam_size=1).predict(texts)`.
 
     Keyword arguments are options of `jformer.decoding.decode_config.DecodeConfig` that replace the run's own, and
-    `options` are others by their keys: `{"evaluate.weights": "ema"}`. Raises UserError where there is no run, and for
-    an option that does not exist, cannot work, or cannot change after training.
+    `options` are others by their keys: `{"evaluate.weights": "ema"}`. All devices share the work; with an option of
+    `mesh`, as the run's mesh with that option does. Raises UserError where there is no run, and for an option that does
+    not exist, cannot work, or cannot change after training.
     """
     _silence_libtpu()
     from jformer.inference.predict import load

@@ -440,7 +440,7 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
         raise UserError(f"--config is missing and {saved} does not exist: name a file such as configs/quickstart.py")
     config = resolve(override(values, overrides))
     if options.mode != "train" and options.workdir and saved.exists():
-        config = resume_config(load_config(saved), config, training=False)
+        config = resume_config(load_config(saved), config, training=options.mode == "prepare")
     return config
 
 

@@ -67,7 +67,7 @@ def find(key: str, name: str, table: Mapping[str, Any]) -> Any:
         table: short name → the part, or its place as "package.module:function".
 
     Raises:
-        UserError: there is no such part, its module was not allowed, or it takes other arguments than its kind.
+        UserError: there is no such part, its module was not allowed, or it does not take the ARGUMENTS of its kind.
     """
     check_part(key, name, table)
     found = table.get(name, name)
@@ -126,7 +126,7 @@ def _check_arguments(key: str, name: str, part: Callable[..., Any]) -> None:
         signature.bind(*range(ARGUMENTS[key]))
     except TypeError as error:
         raise UserError(
-            f"{key}={name!r} takes {signature}, and is called with {ARGUMENTS[key]} arguments: docs/parts.md has them"
+            f"{key}={name!r} takes {signature}, and is called with {ARGUMENTS[key]} arguments: docs/parts.md lists them"
         ) from error
 
 

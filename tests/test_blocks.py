@@ -173,7 +173,8 @@ def write_corpora(folder):
                     (folder / name / f"{stem}.{language}").write_text(turned)
             (folder / name / f"{split}.conll").write_text(tagged)
         (folder / name / "input.txt").write_text(100 * text)
-    for name, content in {"a.en": text, "a.de": turned, "TEXT": 20 * text}.items():
+    texts = {"a.en": text, "a.de": turned, "TEXT": 20 * text, "TEXT.en": 20 * text, "TEXT.fr": 20 * turned}
+    for name, content in texts.items():
         (folder / name).write_text(content)
 
 

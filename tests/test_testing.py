@@ -171,7 +171,7 @@ def scoreless(step, cache, start, rules, options):
         (lambda: testing.check_optimizer(lambda rate, *_: optax.contrib.muon(rate)), r"stack.*in jformer\.per_layer"),
         (
             lambda: testing.check_optimizer(lambda rate, *_: optax.lamb(rate)),
-            r"of a layer is updated otherwise in a stack",
+            r"of a layer is updated differently in a stack",
         ),
         (lambda: testing.check_optimizer(widened), "changed a shape or a dtype"),
         (lambda: testing.check_layer(attention="tests.test_testing:AllSeeing"), "a later token leaks"),

@@ -15,7 +15,7 @@ MAY_CHANGE = (
     *("train.stall_seconds", "data.dir", "data.cache_dir", "data.test"),
     *("evaluate.", "decode.", "mesh.", "model.execution."),
 )
-# What a run is used for may have longer or shorter texts than it was trained on.
+# After training, texts may be longer or shorter than those it was trained on.
 LENGTHS = ("data.max_source_length", "data.max_target_length")
 
 
@@ -59,9 +59,8 @@ def resume_config(saved: Config, given: Config, training: bool = True) -> Config
         moved = key == "data.mixture" and _learned_from(old) == _learned_from(new)
         moved |= key == "train.init_from" and bool(saved.model.lora.rank)  # whose digest is checked
         if key in fixed or not (moved or key.startswith(may_change)):
-            raise UserError(
-                f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
-            )
+            remedy = "set it back or use a new --workdir" if training else "it cannot change after training"
+            raise UserError(f"{key}={new!r} but this workdir was trained with {old!r}: {remedy}")
     return given
 
 

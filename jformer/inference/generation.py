@@ -42,7 +42,6 @@ from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import Target, target, xla_options
 from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
-from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.task import MASKS
 
 KEPT = 16  # programs of each kind that are cached
@@ -248,7 +247,10 @@ def padded_behind(rows: Int[Array, "b p"] | Sequence[Sequence[int]], pad: int) -
     ([[7, 0, 0], [8, 9, 0]], [[7, 0], [8, 9]])
     """
     if not hasattr(rows, "shape"):
-        return make_batch(target=rows)["target_out"]
+        if not all(hasattr(row, "__len__") for row in rows):
+            raise UserError("prompt: give a list of token ids for each row, or an array [b p] of them")
+        width = max(map(len, rows), default=0)
+        return jnp.array([[*row, *[pad] * (width - len(row))] for row in rows], jnp.int32)
     tokens = jnp.asarray(rows)
     return jnp.take_along_axis(tokens, jnp.argsort(tokens == pad, axis=1, stable=True), axis=1)
 

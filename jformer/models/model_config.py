@@ -80,7 +80,7 @@ class ModelConfig:
     attention_scale: str = "sqrt"  # sqrt: 1/sqrt(k) (section 3.2.1) | one: in the initial queries (T5) | off: ablation
     window: int = 0  # self-attention: only keys at a distance below it (Beltagy et al. 2020, section 3.1); 0 = all keys
     positions: str = "sinusoidal"  # sinusoidal | learned | relative | rotary | alibi | transformer_xl | none
-    max_length: int = 512  # learned positions only (Gehring et al. 2017): the longest sequence the table can place
+    max_length: int = 512  # rows of learned positions (Gehring et al. 2017); of others what exports state
     activation: str = "relu"  # relu | gelu | gelu_tanh | silu, or gated: glu | reglu | geglu | geglu_tanh | swiglu
     bias: bool = True  # of projections and layer norms
     dropout: float = 0.1  # on every sublayer's output and on the embedded input (section 5.4)

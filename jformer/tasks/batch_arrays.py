@@ -40,8 +40,8 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
             rows); `weights` default to 1.
 
     Raises:
-        UserError: for ids that are not rows of integers, arrays whose name is nearly one that models read, and arrays
-            with different numbers of rows or positions.
+        UserError: for ids that are not rows of integers, arrays whose name is nearly one that models read, segments,
+            positions or types of another shape than their ids, and arrays with different numbers of rows.
     """
     _refuse_misspelled(arrays)
     made: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def _refuse_misspelled(names: Iterable[str]) -> None:
     """Raise UserError for a name that is nearly that of an array of `Batch`; a loss of your own may read others."""
     for name in names:
         nearest = difflib.get_close_matches(name, Batch.__annotations__, n=1, cutoff=0.9)
-        if nearest and nearest != [name]:
+        if nearest and name.rstrip("_0123456789") not in Batch.__annotations__:  # source2 is another source
             raise UserError(f"no model reads an array {name!r}: did you mean {nearest[0]!r}?")
 
 

@@ -536,6 +536,9 @@ def test_a_resumed_run_may_change_only_what_its_updates_do_not_depend_on(key):
     else:
         if key in resume.LENGTHS:
             resume.resume_config(Config(), given, training=False)
+        else:
+            with pytest.raises(UserError, match="it cannot change after training"):
+                resume.resume_config(Config(), given, training=False)
         expected = f"{key}={new!r} but this workdir was trained with {old!r}: set it back or use a new --workdir"
         with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
             resume.resume_config(Config(), given)

@@ -94,7 +94,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     files = {name: kept[name] for name in (vocabulary.CONFIG, vocabulary.SPECIALS) if name in kept}
     facts, sides = tokenizer_facts(config, model), (tokenizers[0], text)
     if (places := fields.get("max_position_embeddings")) and model.positions != "learned":  # no table of them
-        fields["max_position_embeddings"] = max(places, facts["model_max_length"])
+        fields["max_position_embeddings"] = max(places, config.data.max_source_length, config.data.max_target_length)
     named = vocabulary.write(target, family.model_type, sides, model.family, mask, facts, files)
     logits_bias, _ = fields.pop(LOGITS_BIAS, None), fields.pop(PIXEL_SCALE, None)
     fields |= symbols | {"architectures": [architecture(family, task, model)]}

@@ -52,7 +52,7 @@ class Trial:
     value: float | None = None  # the experiment's metric
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # all final figures: "test/bleu", "run/updates"
     seconds: float = 0.0  # of all its processes
-    attempts: int = 0  # processes started for it
+    attempts: int = 0  # how often a worker claimed it
     error: str = ""  # the last line of a failed trial
 
 

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from jformer.errors import UserError
 from jformer.tools.sweep.experiment import JOURNAL, Experiment, Trial, label_of
-from jformer.tools.sweep.store import StorageError, open_study, reaching
+from jformer.tools.sweep.store import UNREACHABLE, StorageError, open_study, reaching
 
 STATES = {
     TrialState.WAITING: "waiting",
@@ -126,13 +126,15 @@ class TrialQueue:
         try:
             overrides = experiment.search(row)
             trial = experiment.trial(label_of(overrides), overrides, experiment.seeds[0], row.number)
+        except (UserError, UpdateFinishedTrialError, *UNREACHABLE):
+            raise
         except Exception as error:
             raise UserError(f"{where}: {type(error).__name__}: {error}") from error
         claim = Claim(self, row, dataclasses.replace(trial, state="running", attempts=1))
         try:
             experiment.config(overrides)
         except (KeyError, TypeError, ValueError) as error:
-            if not self._rows():
+            if not self._suggested_before(row.number):
                 raise UserError(f"{where}: {error}") from error
             self._reach(partial(row.set_user_attr, "trial", _planned(trial)))
             claim.fail(str(error), 0.0)

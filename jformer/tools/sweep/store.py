@@ -31,6 +31,7 @@ from jformer.tools.sweep.experiment import JOURNAL, Experiment
 
 OWN = {"experiment", "metric", "study", "id"}  # keys of sweep.json
 PATIENCE = 60.0  # seconds to wait for a lock
+UNREACHABLE = (SQLAlchemyError, StorageInternalError, OSError)  # errors of a storage
 MAY_DIFFER = ("data.dir", "data.cache_dir", "mesh.", "train.peak_flops")  # between the workers of a sweep
 
 
@@ -91,7 +92,7 @@ def reaching(name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (SQLAlchemyError, StorageInternalError, OSError, ValueError) as error:
+    except (*UNREACHABLE, ValueError) as error:
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise StorageError(
             f"{_shown(name)}: the trials cannot be reached ({reason}); check that it exists and is writable"

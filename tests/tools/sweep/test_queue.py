@@ -310,6 +310,29 @@ def test_a_later_suggestion_that_cannot_work_is_a_failed_trial(tmp_path):
     assert "optim.learning_rate=-1.0" in queue.trials()[1].error
 
 
+def test_a_suggestion_is_the_first_only_if_no_other_worker_suggests(tmp_path):
+    code = SEARCH.replace('trial.suggest_float("lr", 1.0, 2.0)', "-1.0")
+    queue, other = (open_queue(tmp_path, code, SEEDS=(0,), TRIALS=3, SAMPLER="random") for _ in range(2))
+    row = other.study.ask()  # its search() has not returned yet
+    assert queue.claim() is None
+    assert states(queue) == ["failed"]
+    other.end(row.number, TrialState.FAIL)
+
+
+def test_a_worker_that_lost_its_row_in_search_goes_on(tmp_path):
+    queue = open_queue(tmp_path, SEARCH, SEEDS=(0,), TRIALS=2, SAMPLER="random")
+    search = queue.experiment.search
+
+    def late(trial):
+        queue.end(trial.number, TrialState.FAIL)
+        return search(trial)
+
+    object.__setattr__(queue.experiment, "search", late)
+    assert queue.claim() is None
+    object.__setattr__(queue.experiment, "search", search)
+    assert queue.claim()
+
+
 def test_a_search_with_a_mistake_in_python_is_one_line(tmp_path):
     queue = open_queue(tmp_path, SEARCH.replace("suggest_float", "suggest_flot"), SEEDS=(0,), TRIALS=2)
     with pytest.raises(
