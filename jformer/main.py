@@ -41,7 +41,7 @@ python -m jformer.main --config=configs/X.py --workdir=DIR [--mode=MODE] [--conf
   --deterministic  on GPUs: use only bitwise deterministic operations, which are slower
   --topology describe: what the run would need on a TPU slice, such as v5e:16x16 or v5litepod-256, or on GPUs, such as
              h100:8, or h100:8x4 on four machines; exit code 2 if it does not fit. Needs pip install -e ".[tpu-aot]"
-             or ".[gpu-aot]", and a minute or two
+             or ".[gpu-aot]", and a few minutes
   --price    describe with --topology: dollars per hour of one chip or GPU, to estimate the cost
 
 Several processes form one run (train, evaluate, predict, score, embed) if all are started with the same command and

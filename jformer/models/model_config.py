@@ -84,7 +84,7 @@ class ModelConfig:
     activation: str = "relu"  # relu | gelu | gelu_tanh | silu, or gated: glu | reglu | geglu | geglu_tanh | swiglu
     bias: bool = True  # of projections and layer norms
     dropout: float = 0.1  # on every sublayer's output and on the embedded input (section 5.4)
-    attention_dropout: float = 0.0  # on attention weights; no fused kernel supports it
+    attention_dropout: float = 0.0  # on attention weights; of the fused kernels, TPUs' for rows supports it
     activation_dropout: float = 0.0  # between the two projections of the feed-forward
     embedding_dropout: bool = True  # False: no `dropout` on the embedded input
     output_dropout: bool = False  # `dropout` also applies to the output of a stack (T5: Raffel et al. 2020)

@@ -12,8 +12,8 @@ class Limits(NamedTuple):
     constraints: int = 8  # phrases in an answer: what a search keeps grows with the square of their lengths
     phrase: int = 100  # characters of a phrase
     body: int = 1 << 20  # bytes of a request
-    waiting: int = 4_096  # texts that are not answered yet, of all clients; further requests get 429
-    streams: int = 64  # texts that are streamed at a time, of all clients
+    waiting: int = 4_096  # texts that are not answered yet, of a model and a kind of request; further requests get 429
+    streams: int = 64  # texts of a model that are streamed at a time, of all clients
     read_seconds: float = 30.0  # for the body of a request to arrive
     answer_seconds: float = 60.0  # until it is answered
     stop_seconds: float = 30.0  # for requests in progress when the server is asked to stop
