@@ -3,7 +3,7 @@
 Data:     generated: 100,000 questions train, 500 valid, 1,000 test; 15 % have no answer; splits share no whole name.
 Model:    3 layers, d_model 64, 4 heads, rotary positions; words as tokens.
 Command:  python -m jformer.main --config=configs/facts_qa.py --workdir=runs/facts_qa
-Expected: exact match 98.6 % (one seed), 11 minutes on a CPU core; for 2,500 updates it guesses between the two people.
+Expected: exact match 99.2 ± 1.8 % (three seeds), 10 minutes on a CPU core.
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """Names in tweets and comments (WNUT-17), from scratch: a small BERT that tags the first piece of each word.
 
 Data:     train.conll, dev.conll and test.conll of WNUT-17 (Derczynski et al. 2017): 3,394 + 1,009 + 1,287 sentences,
-          a word, a TAB and its tag a line; most names of the test set occur in no training sentence.
+          a word, a TAB and its tag a line; no name of the test set occurs in a training sentence.
 Model:    2 layers, d_model 96, 4 heads, relative positions; 4,000 subwords, no pretraining.
 Command:  python -m jformer.main --config=configs/wnut17_tag.py --workdir=runs/wnut17_tag --config.data.dir=PATH/wnut17
 Expected: F1 of test spans 0.064 ± 0.043 (three seeds; person 0.12, others near 0), a minute of one CPU core.

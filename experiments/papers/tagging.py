@@ -1,7 +1,7 @@
 """Do models trained from scratch on 3,394 sentences find names that looking up the training names does not?
 
 Baselines against configs/wnut17_tag.py (a BERT) and configs/wnut17_lstm.py (a bidirectional LSTM) with several seeds,
-on the 1,287 test sentences of WNUT-17, most of whose names are not in training (Derczynski et al. 2017). Seeds that are
+on the 1,287 test sentences of WNUT-17, none of whose names is in training (Derczynski et al. 2017). Seeds that are
 trained already are not trained again.
 
 Command:  python -m experiments.papers.tagging --data=PATH/wnut17 --workdir=runs/wnut17 [--seeds=3] [--smoke]
