@@ -8,6 +8,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -139,8 +140,11 @@ def replace_content(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; the file then replaces another one, which an error leaves unchanged."""
-    new = path.with_name(path.name + ".new")
+    """Yield a path to write to; the file then replaces another one, which an error leaves unchanged.
+
+    Each process has a path of its own, so that of two that write at once, one replaces the other's file.
+    """
+    new = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.new")
     try:
         yield new
         new.replace(path)

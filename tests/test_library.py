@@ -113,6 +113,9 @@ def test_a_batch_is_made_from_ids_alone():
         [1, 1, 1],
         [1, 0, 0],
     ]  # 0 may be a token
+    padded = jformer.make_batch(target=np.array([[0, 0, 5, 6, 2], [7, 8, 9, 6, 2]]))
+    assert padded["target_positions"].tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+    assert padded["target_in"].tolist() == [[1, 1, 1, 5, 6], [1, 7, 8, 9, 6]]
     packed = jformer.make_batch(target=[[5, 2, 6, 7]], target_positions=[[0, 1, 0, 1]], weights=[[1, 1, 0, 1]])
     assert (packed["target_in"].tolist(), packed["weights"].tolist()) == ([[1, 5, 1, 6]], [[1, 1, 0, 1]])
     labelled = jformer.make_batch([[5, 2]], target_out=np.array([[3]]), row=np.array([9]))
@@ -242,6 +245,9 @@ def test_a_search_of_ids_refuses_attention_and_positions_that_the_model_lacks(ro
 
 def test_what_is_no_search_and_no_batch_is_one_line():
     sizes = {"vocab_size": 16, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2}
+    for prompt, wrong in (([[1], []], "row 1 has no token"), ([[1, 500]], "the token id 500 is outside")):
+        with pytest.raises(jformer.UserError, match=f"prompt: {wrong}"):
+            jformer.search(jformer.build_model(jformer.ModelConfig(**sizes)), {}, {}, 4, prompt=prompt)
     with pytest.raises(jformer.UserError, match=r"which model\.family='encoder' does not"):
         jformer.search(jformer.build_model(jformer.ModelConfig(family="encoder", **sizes)), {}, {}, 4)
     with pytest.raises(jformer.UserError, match="room=0 must be at least 1"):

@@ -4,6 +4,7 @@ The file has a digest of itself, so that damage to it is detected like damage to
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -48,12 +49,16 @@ class Manifest:
 
     @classmethod
     def of(cls, items: Mapping[str, PyTree], progress: Mapping[str, object], selection_cost: float | None) -> Self:
-        """Describe items before saving them. All processes call it: each adds up its own shards."""
+        """Describe items before saving them. All processes call it: each adds up its own shards.
+
+        A selection cost that is not finite is none: it can never be the best.
+        """
         arrays = {name: entries(tree) for name, tree in items.items()}
         for name, tree in items.items():
             for path, digest in digests(tree).items():
                 arrays[name][path] = dataclasses.replace(arrays[name][path], digest=digest)
-        return cls(dict(progress), selection_cost, arrays)
+        finite = selection_cost is not None and math.isfinite(selection_cost)
+        return cls(dict(progress), selection_cost if finite else None, arrays)
 
     def to_json(self) -> dict[str, object]:
         """Return the manifest as plain JSON, with its own digest."""

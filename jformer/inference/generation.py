@@ -223,6 +223,8 @@ def search_ids(
     prompt = jnp.full((rows, 1), symbols.bos, jnp.int32) if prompt is None else padded_behind(prompt, symbols.pad)
     if len(prompt) != rows:
         raise UserError(f"a prompt of {len(prompt)} rows for a batch of {rows}: give one to each row")
+    if not isinstance(prompt, jax.core.Tracer):
+        _refuse_prompt(np.asarray(prompt), symbols.pad, vocabulary)
     width = prompt.shape[1]
     if model.config.positions == "learned" and width - 1 + room > model.config.max_length:
         raise UserError(
@@ -238,6 +240,16 @@ def search_ids(
     }
     may_write = ~np.isin(np.arange(vocabulary), (symbols.pad, symbols.bos))
     return begin_search(make_setup([model], settings, may_write, symbols), [params], asked, room).run()
+
+
+def _refuse_prompt(prompt: np.ndarray, pad: int, vocabulary: int) -> None:
+    """Raise UserError for a row that holds no token, or one outside the vocabulary."""
+    empty = np.flatnonzero((prompt == pad).all(axis=1))
+    if len(empty):
+        raise UserError(f"prompt: row {empty[0]} has no token; begin it with bos={Symbols().bos}")
+    foreign = prompt[(prompt < 0) | (prompt >= vocabulary)]
+    if foreign.size:
+        raise UserError(f"prompt: the token id {foreign[0]} is outside the model's vocabulary, 0 to {vocabulary - 1}")
 
 
 def padded_behind(rows: Int[Array, "b p"] | Sequence[Sequence[int]], pad: int) -> Int[Array, "b p"]:

@@ -24,6 +24,8 @@ from jformer.models.model import Model
 from jformer.models.model_config import ModelConfig
 from jformer.models.parts import STACKED
 
+PROJECTION = re.compile(r"(?<!/distance)/kernel$")  # kernels that multiply an input; Transformer-XL's has distances
+
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
@@ -40,7 +42,7 @@ class Adapted:
         """Return the base's parameters, with factors whose products are zero."""
         flat = flatten_dict(self.base.init(rngs, *args)["params"], sep="/")
         lora, key = self.config.lora, jax.random.fold_in(rngs, zlib.crc32(b"lora"))
-        kernels = sorted(name for name in flat if name.endswith("/kernel") and not lora.trains(name))
+        kernels = sorted(name for name in flat if PROJECTION.search(name) and not lora.trains(name))
         adapted = [name for name in kernels if re.search(lora.kernels, name)]
         if not adapted:
             names = ", ".join(kernels[:3])

@@ -57,7 +57,7 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
             row[: len(each)] = each
         lengths = np.array([*map(len, given)])[:, None]
         real = (ids != PAD if hasattr(given, "shape") else np.arange(ids.shape[1]) < lengths).astype(np.int32)
-        positions = real * np.arange(ids.shape[1], dtype=np.int32)
+        positions = real * (np.cumsum(real, axis=1, dtype=np.int32) - 1)  # arrays may be padded in front
         for name in (f"{side}_{kind}" for kind in ("segments", "positions", "types")):
             if name in arrays and np.shape(arrays[name]) != ids.shape:
                 raise UserError(

@@ -93,10 +93,10 @@ def compiled_layers(model: ModelConfig) -> int:
 def check(found: Forecast, there: Available, config: Config) -> str:
     """Return a warning if more is needed than is free, otherwise ""; raise UserError if it exceeds the total."""
     data, train = config.data, config.train
-    remedy = (
-        f"raise train.accumulation={train.accumulation}, lower data.tokens_per_update={data.tokens_per_update}, or set "
-        "model.execution.remat='full'"
-    )
+    ways = [f"raise train.accumulation={train.accumulation}", f"lower data.tokens_per_update={data.tokens_per_update}"]
+    if config.model.execution.remat != "full" and not config.model.recurrent.cell:
+        ways.append("set model.execution.remat='full'")
+    remedy = f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 2 else " or ".join(ways)
     if 2 * found.held > there.total:
         remedy = "use a smaller model, or shard it over devices (mesh.fsdp)"
     if found.held + found.updating > CLEARLY * there.total:

@@ -151,6 +151,7 @@ def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams,
     schedule = make_schedule(options.schedule, options.learning_rate, params)
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
     names = jax.tree.leaves(parameter_names(shapes))
+    _refuse_unmatched("model.lora.also", model.config.lora.also, names)
     base = tuple(name for name in names if not model.config.lora.trains(name))
     frozen = frozen_parameters(shapes, freeze, base)
     sizes = {name: leaf.size for name, leaf in zip(names, jax.tree.leaves(shapes), strict=True)}
@@ -204,14 +205,19 @@ def frozen_parameters(params: PyTree, patterns: Sequence[str], base: Sequence[st
     if not patterns and not base:
         return None
     names = parameter_names(params)
-    for pattern in patterns:
-        if not any(re.search(pattern, path) for path in jax.tree.leaves(names)):
-            examples = ", ".join(sorted(jax.tree.leaves(names))[:3])
-            raise UserError(f"train.freeze={pattern!r} matches no parameter; their names are like {examples}")
+    _refuse_unmatched("train.freeze", patterns, jax.tree.leaves(names))
     frozen = jax.tree.map(lambda path: path in base or any(re.search(pattern, path) for pattern in patterns), names)
     if all(jax.tree.leaves(frozen)):
         raise UserError(f"train.freeze={tuple(patterns)} freezes every parameter; leave something to train")
     return frozen
+
+
+def _refuse_unmatched(key: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Raise UserError for the first pattern that matches no name of a parameter."""
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in names):
+            examples = ", ".join(sorted(names)[:3])
+            raise UserError(f"{key}={pattern!r} matches no parameter; their names are like {examples}")
 
 
 def make_optimizer(

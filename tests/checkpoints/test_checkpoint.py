@@ -54,6 +54,15 @@ def test_a_cost_that_is_not_finite_is_never_the_best(bad):
     assert kept(10, 1, 10, 20, 30, s10=bad, s20=9.0) == [20, 30]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_step_whose_cost_is_not_finite_is_saved(tmp_path, bad):
+    with Checkpoints(tmp_path / "checkpoints", every=10, keep_last=1) as checkpoints:
+        checkpoints.save(10, state(10), {}, 2.0)
+        checkpoints.save(20, state(20), {}, bad)
+        checkpoints.save(30, state(30), {}, 3.0)
+    assert open_run(tmp_path).steps() == [10, 30]
+
+
 def test_the_example_of_kept_steps_holds():
     assert doctest.testmod(checkpoint) == (0, 1)
 

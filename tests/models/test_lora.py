@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 import jformer
 from jformer.checkpoints.checkpoint import open_run
 from jformer.config import resolve
+from jformer.config.options import OptimConfig
 from jformer.errors import UserError
 from jformer.evaluation import evaluate
 from jformer.models import ExecutionConfig, build_model, init_params
@@ -27,7 +28,7 @@ from jformer.tools.server.engine import Engine
 from jformer.tools.server.limits import Limits
 from jformer.tools.server.serve import load_adapters
 from jformer.trainer import train
-from jformer.training.optim import frozen_parameters
+from jformer.training.optim import build_optimizer, frozen_parameters
 from jformer.training.rows import read_row
 from jformer.training.state import create_state
 from jformer.training.step import make_train_step
@@ -71,6 +72,15 @@ def test_adapters_begin_as_the_base_and_compute_what_their_merged_kernels_do(con
     np.testing.assert_array_equal(run(model, changed, batch), found)  # of a base in float32, rounded when it is read
     np.testing.assert_allclose(found / scale, run(base, merged(lora, changed), batch) / scale, atol=1e-5)
     assert np.abs(after - found).max() / scale > 1e-4
+
+
+def test_kernels_that_multiply_distances_have_no_adapters(tiny):
+    fields, batch = {"family": "decoder", "positions": "transformer_xl", "dropout": 0.0}, make_batch([7, 5], [6, 4])
+    model, params = tiny(**fields, lora=EVERYWHERE)
+    params = drawn(EVERYWHERE, params)
+    assert any(name.endswith("/q/lora_a/kernel") for name in flatten_dict(params, sep="/"))
+    base, _ = tiny(**fields)
+    np.testing.assert_allclose(run(model, params, batch), run(base, merged(EVERYWHERE, params), batch), atol=1e-5)
 
 
 def test_adapters_add_to_products_that_gpus_join(tiny):
@@ -220,6 +230,9 @@ def test_what_adapters_cannot_be_of_is_refused(tiny):
     ):
         with pytest.raises(UserError, match=message):
             tiny(lora=lora)
+    model, _ = tiny(lora=LoraConfig(rank=2, also=("nrom",)))
+    with pytest.raises(UserError, match=r"model\.lora\.also='nrom' matches no parameter; their names are like"):
+        build_optimizer(model, OptimConfig(), 10)
     with pytest.raises(UserError, match=r"adapters do not support model\.recurrent\.cell='lstm'"):
         tiny(lora=EVERYWHERE, recurrent=RecurrentConfig("lstm"))
     with pytest.raises(UserError, match=r"model\.lora\.rank=2 adapts a trained model: name it in train\.init_from"):

@@ -60,6 +60,12 @@ def test_what_can_never_be_had_is_refused_with_a_key():
     assert check(FOUND, there(2_100), resolve({}))  # the forecast may be too high by as much
 
 
+@pytest.mark.parametrize("model", [{"execution": {"remat": "full"}}, {"recurrent": {"cell": "lstm"}}])
+def test_a_remedy_that_is_taken_or_that_the_model_lacks_is_not_named(model):
+    warning = check(FOUND, there(9_000, free=2_499), resolve({"model": model}))
+    assert warning.endswith("raise train.accumulation=1 or lower data.tokens_per_update=8192")
+
+
 def test_what_is_not_free_is_a_warning():
     assert check(FOUND, there(9_000, free=2_500), resolve({})) == ""
     warning = check(FOUND, there(9_000, free=2_499), resolve({}))

@@ -128,6 +128,8 @@ def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resam
     for run, entry, lines in zip(runs, entries, outputs, strict=True):
         if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(pairs):
             raise UserError(f"{run}: was scored with another test set {key!r} than {baseline}")
+        if name not in entry:
+            raise UserError(f"{run}: was scored without {metric}")
     found = resample_segments([records.segment_scores(run, key, name) for run in runs])
     found = found or resample(records.saved_config(baseline).of_test_set(key), name, outputs, pairs)
     for run, entry, again in zip(runs, entries, found, strict=True):
@@ -153,7 +155,7 @@ def _tests(
     student = {label: found.p for label, found in differences.items() if found.p is not None}
     test, (key, _, name) = "p of paired t tests", metric.partition("/")
     run = next(iter(base.runs.values()), None)
-    if not run or key not in records.results(run):
+    if not run or name not in records.results(run).get(key, {}):  # a figure of metrics.jsonl
         return student, test
     if not is_resampled(records.saved_config(run), name) and not records.segment_scores(run, key, name):
         return student, test

@@ -72,9 +72,9 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
     yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for {each}"
     memory = estimate(config, task, model, shape, mesh.size, target)
     yield f"  memory by estimate: {memory}"
-    update = _compiled("update", chips, lambda: compile_update(config, task, model, shape, mesh))
+    state = sum(memory) - memory.gradients - memory.activations
+    update = _compiled("update", chips, lambda: compile_update(config, task, model, shape, mesh), state)
     if not isinstance(update, Figures):
-        update += sum(memory) - memory.gradients - memory.activations  # not counted by the compiler
         ways = ways_to_fit(asked, task, model, chips, update / sum(memory))
         larger = larger_share_note(update, chips)
         raise UserError(f"{_too_large('update', update, chips)}; {larger}by estimate it fits with {ways}")
@@ -130,8 +130,11 @@ def _changes(config: Config) -> Iterator[tuple[str, list[Any]]]:
     yield "data.tokens_per_update", [config.data.tokens_per_update >> i for i in range(1, 5)]
 
 
-def _compiled(what: str, chips: Topology, compile_it: Callable[[], Figures]) -> Figures | float:
-    """Return the figures of a program, or the bytes that it needs if it does not fit."""
+def _compiled(what: str, chips: Topology, compile_it: Callable[[], Figures], arguments: float = 0.0) -> Figures | float:
+    """Return the figures of a program, or the bytes that it needs if it does not fit.
+
+    `arguments` are the bytes of its arguments, which a compiler that gives up does not count.
+    """
     print(f"compiling the {what} for {chips.name}, which may take minutes ...", file=sys.stderr, flush=True)
     began = time.perf_counter()
     try:
@@ -141,7 +144,7 @@ def _compiled(what: str, chips: Topology, compile_it: Callable[[], Figures]) -> 
         over = NEEDED.search(str(error))
         if not over:
             raise
-        return float(over[1]) * SIZES[over[2]]
+        return float(over[1]) * SIZES[over[2]] + arguments
     finally:
         print(f"  {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
@@ -207,12 +210,14 @@ def _answer_lines(
     shape = answer_shape(config, task, mesh)
     room = "" if task.answer in HEADS else f", at most {shape.target_length:,} tokens each"
     yield f"\nanswers: {shape.rows:,} inputs of {shape.source_length:,}{room}"
+    config, _ = choose_dtype(config, "decode", mesh)
+    model = dataclasses.replace(model, dtype=config.decode.dtype or model.dtype)
     figures = _compiled("answers", chips, lambda: compile_answer(config, task, model, shape, mesh))
     if not isinstance(figures, Figures):
         raise UserError(
             f"{_too_large('batch of answers', figures, chips)}; lower decode.batch_size or raise mesh.tensor"
         )
-    least = bound(figures, chips, config.decode.dtype, model.precision)
+    least = bound(figures, chips, model.dtype, model.precision)
     yield from _program_lines(figures, chips)
     yield _time_line(least)
     yield f"  {_rate(shape.rows, least)} inputs/s"

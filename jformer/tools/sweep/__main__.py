@@ -180,8 +180,14 @@ def show(options: argparse.Namespace, queue: "TrialQueue", workdir: Path) -> int
     from jformer.tools.sweep.sweep_report import report
 
     trials = queue.trials()
-    print(report(queue.experiment, trials, workdir, Path(options.output) if options.output else workdir / "report"))
-    return FAILED if any(trial.state == "failed" for trial in trials) else DONE
+    failed = [trial for trial in trials if trial.state == "failed"]
+    try:
+        print(report(queue.experiment, trials, workdir, Path(options.output) if options.output else workdir / "report"))
+    except UserError as error:
+        if not failed or len(failed) < len(trials):
+            raise
+        print(f"jformer: {error}", file=sys.stderr)
+    return FAILED if failed else DONE
 
 
 if __name__ == "__main__":

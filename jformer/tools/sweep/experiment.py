@@ -212,6 +212,13 @@ def _check_arms(experiment: Experiment) -> None:
     path, seen = experiment.path, dict[str, str]()
     if not experiment.arms:
         raise UserError(f"{path}: sweep() returned no overrides")
+    for name, value, without in (
+        ("TRIALS", experiment.trials, 0),
+        ("SAMPLER", experiment.sampler, "tpe"),
+        ("PRUNER", experiment.pruner, "none"),
+    ):
+        if value != without:
+            raise UserError(f"{path}: {name}={value!r} is for search(trial), and this is a sweep(): leave it out")
     check_choice(f"{path}: BASELINE", experiment.baseline, experiment.arms)
     for label, overrides in experiment.arms.items():
         if "seed" in overrides:

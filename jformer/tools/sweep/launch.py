@@ -1,5 +1,6 @@
 """Where workers run: as processes of this machine, which share its cores or GPUs, or as Slurm jobs."""
 
+import math
 import os
 import signal
 import subprocess
@@ -113,7 +114,7 @@ def take_share(share: str) -> None:
     if gpus := visible_gpus():
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_part(gpus, i, n))
         if n > len(gpus):  # the first to start would allocate most of a GPU's memory
-            os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * len(gpus) / n:.3f}")
+            os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / math.ceil(n / len(gpus)):.3f}")
 
 
 def visible_gpus() -> list[str]:

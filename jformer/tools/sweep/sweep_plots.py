@@ -65,7 +65,7 @@ def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) ->
             cells[label, place][trial.seed].append(trial.metrics[experiment.metric])
     points = {cell: estimate([sum(values) / len(values) for values in seeds.values()]) for cell, seeds in cells.items()}
     places = list(dict.fromkeys(place for _, place in points))
-    numeric = all(map(is_number, places))
+    numeric = len(places) > 1 and all(map(is_number, places))
     if not places:
         return b""
     found = []
@@ -74,7 +74,7 @@ def factor(experiment: Experiment, done: Sequence[Trial], x: str, lines: str) ->
         xs = sorted(at) if numeric else list(at)
         positions = xs if numeric else [places.index(place) for place in xs]
         found.append(PlottedLine(label, positions, [at[p].mean for p in xs], [at[p].margin for p in xs]))
-    if not numeric or len(places) == 1:
+    if not numeric:
         return plots.bars([str(place) for place in places], found, x, experiment.metric)
     logarithmic = min(places) > 0 and max(places) >= LOGARITHMIC_FROM * min(places)
     return plots.lines(found, x, experiment.metric, logarithmic)

@@ -136,6 +136,14 @@ def test_outputs_and_references_that_are_not_what_was_scored_leave_the_t_test(tm
     assert reason in notes[0]
 
 
+def test_a_figure_of_training_is_tested_over_seeds_where_a_test_set_has_its_name(tmp_path, runs):
+    for metric in ("test/loss", "test/accuracy"):  # figures of a validation set called test
+        arms = [Arm(name, {0: 1.0}, {0: runs[name, 0]}) for name in ("base", "better")]
+        assert compare_arms(arms, "base", metric)[0][1].difference.p is None
+        with pytest.raises(UserError, match=f"was scored without {metric}"):
+            resampled(runs["base", 0], [runs["better", 0]], metric)
+
+
 def test_a_curve_has_the_updates_that_all_seeds_reached(runs, tmp_path):
     short = store_run(tmp_path / "short")
     rows = (short / "metrics.jsonl").read_text().splitlines(keepends=True)

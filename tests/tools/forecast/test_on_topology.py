@@ -275,6 +275,28 @@ def test_a_program_between_jaxs_share_and_the_gpus_memory_needs_a_larger_share()
     assert larger_share_note(0.95 * GPUS["h100"].hbm, gpus) == larger_share_note(2**34, tpus) == ""
 
 
+def test_a_program_that_does_not_fit_needs_its_arguments_once():
+    def give_up():
+        raise RuntimeError("the program (100.00G) exceeds available HBM")
+
+    gpus, arguments = Topology("h100", GPUS["h100"], []), 2**30
+    compiled_anyway = Figures(arguments, 0, 2**40, 0, 0.0, 0.0, [])
+    assert on_topology._compiled("update", gpus, lambda: compiled_anyway, arguments) == 2**40 + arguments
+    assert on_topology._compiled("update", gpus, give_up, arguments) == 101 * 2**30
+
+
+@pytest.mark.parametrize(("given", "dtype"), [("", "float32"), ("bfloat16", "bfloat16")])
+def test_answers_are_forecast_in_the_dtype_of_decoding(monkeypatch, given, dtype):
+    config, found = small(**{"model.dtype": "float32", "decode.dtype": given}), []
+    gpus = Topology("h100", GPUS["h100"], [dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100")])
+    program = Figures(0, 0, 0, 0, 1e15, 0.0, [])
+    monkeypatch.setattr(on_topology, "compile_answer", lambda *given: found.append(given[2].dtype) or program)
+    monkeypatch.setattr(on_topology, "kernels", lambda program: 0)
+    lines = list(on_topology._answer_lines(config, build_task(config), modelled(config), gpus, make_mesh(1), 0.0))
+    assert found == [dtype]
+    assert f"products {1e18 / gpus.peak_in(dtype, 'default'):,.2f}" in "\n".join(lines)
+
+
 @pytest.mark.slow
 @needs_cuda_compiler
 def test_the_page_says_what_a_run_takes_of_gpus():

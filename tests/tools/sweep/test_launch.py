@@ -130,6 +130,16 @@ def test_gpus_are_divided_among_workers(monkeypatch):
     assert given == ["0", "3,5"]
 
 
+def test_workers_of_one_gpu_share_its_memory(monkeypatch):
+    given = []
+    for i in range(3):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+        take_share(f"{i}/3")
+        given.append((os.environ["CUDA_VISIBLE_DEVICES"], os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"]))
+    assert given == [("0", "0.450"), ("1", "0.450"), ("0", "0.450")]
+
+
 def sweep(folder, *options, path="", **constants):
     """Run the command of a sweep among fakes."""
     file = write(folder, **constants)

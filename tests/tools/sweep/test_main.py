@@ -97,6 +97,13 @@ def test_a_metric_that_no_trial_reports_stops_all_workers(tmp_path, capfd):
     assert not any(trial.state == "complete" for trial in open_queue(tmp_path, METRIC="train/loss").trials())
 
 
+def test_a_sweep_whose_trials_all_failed_is_no_mistake_of_the_command(tmp_path, capfd):
+    assert main(words(tmp_path, f"--command={sys.executable} -c exit(1)")) == 1
+    err = capfd.readouterr().err
+    assert "no trial succeeded, 6 failed" in err
+    assert "Traceback" not in err
+
+
 def test_a_bucket_needs_a_storage(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fsspec.get_filesystem_class", lambda protocol: None)  # gcsfs may not be there
     arguments = [words(tmp_path)[0], "--workdir=gs://bucket/sweep"]
@@ -167,6 +174,8 @@ def test_options_that_cannot_work_are_refused_in_one_line(tmp_path, capsys, opti
         (SWEEP, {"METRIC": "test/blue", "GOAL": "max"}, "METRIC='test/blue'; of test did you mean bleu?"),
         (SWEEP, {"METRIC": "test/blue"}, "METRIC='test/blue' does not say which is better; did you mean bleu?"),
         (SWEEP, {"METRIC": "train/mfu"}, "METRIC='train/mfu' does not say which is better; add it"),
+        (SWEEP, {"PRUNER": "median"}, "PRUNER='median' is for search(trial), and this is a sweep(): leave it out"),
+        (SWEEP, {"TRIALS": 9}, "TRIALS=9 is for search(trial)"),
         (SWEEP, {"METRIC": "train/los", "GOAL": "min"}, "METRIC='train/los'; of train did you mean loss?"),
         (SEARCH, {"METRIC": "test/acuracy", "GOAL": "max", "TRIALS": 2, "SEEDS": (0,)}, "did you mean token_accuracy?"),
     ],

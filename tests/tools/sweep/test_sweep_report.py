@@ -196,6 +196,15 @@ def test_a_factor_that_an_arm_leaves_alone_is_what_the_base_says(sweep, monkeypa
     ]
 
 
+def test_a_factor_of_one_value_has_its_bar_at_its_label(sweep, monkeypatch):
+    code = '\ndef sweep():\n    return {"warm": {"optim.warmup": 9}, "warmer": {"optim.warmup": 90}}\n'
+    experiment, trials, workdir = sweep(code, SEEDS=(0,), PLOTS=[("optim.warmup", "")])
+    drawn = []
+    monkeypatch.setattr(plots, "bars", lambda places, lines, *_: drawn.append((places, lines[0].x)) or b"")
+    factor(experiment, [finish(trials[0], workdir, 2.0)], *experiment.plots[0])
+    assert drawn == [(["9"], [0])]
+
+
 def test_plots_of_keys_that_end_the_same_have_files_of_their_own(sweep):
     code = "\nfrom jformer.sweep import product\n\ndef sweep():\n    return product(KEYS)\n"
     keys = {"model.dtype": ["float32"], "decode.dtype": ["float32", "bfloat16"], "optim.warmup": [1]}
