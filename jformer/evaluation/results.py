@@ -23,7 +23,7 @@ SETTINGS = "settings"  # key of an entry: all that its scores depend on except t
 
 
 def settings_of(config: Config, steps: Sequence[int]) -> dict[str, Any]:
-    """Return the options of decoding and evaluation that affect scores, and the steps of the checkpoints.
+    """Return the options that affect scores, of those that may change after training, and the steps of the checkpoints.
 
     Options that do not change scores, such as the batch size, are left out.
     """
@@ -32,6 +32,7 @@ def settings_of(config: Config, steps: Sequence[int]) -> dict[str, Any]:
         "steps": list(steps),
         "evaluate": dataclasses.asdict(config.evaluate) | {"tokenize": tokenization(config)},
         "decode": decode,
+        "data": {key: getattr(config.data, key) for key in ("max_source_length", "max_target_length")},
     }
 
 

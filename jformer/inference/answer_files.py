@@ -33,6 +33,7 @@ from jformer.inference.output_file import check_files, input_path, lines_to_keep
 from jformer.inference.predict import Predictor, load, stacked
 from jformer.parallel import processes
 from jformer.storage import replacing, unwritten
+from jformer.tasks.metrics import tokenization
 from jformer.tasks.scoring_command import check_commands
 from jformer.tasks.task import VECTOR
 
@@ -335,18 +336,23 @@ def _write_lines(out: IO[str], texts: list[str]) -> None:
 
 def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object]:
     """Return everything that the lines of an output depend on, as plain JSON; batch sizes are left out."""
-    decode = dataclasses.asdict(predictor.config.decode)
+    config = predictor.config
+    decode = dataclasses.asdict(config.decode)
     del decode["batch_size"]
-    if name := predictor.config.decode.ranked_by:
-        decode["command"] = score_commands(predictor.config.evaluate)[name]
+    if name := config.decode.ranked_by:
+        decode["command"] = score_commands(config.evaluate)[name]
+    if config.decode.mbr_utility == "bleu":
+        decode["tokenize"] = tokenization(config, config.decode.target_language)
     with path.open("rb") if path.is_file() else contextlib.nullcontext() as file:
         head = hashlib.sha256(file.read(HEAD)).hexdigest()[:16] if file else ""
     return {
         "mode": mode,
         "input": head,
-        "weights": predictor.config.evaluate.weights,
+        "weights": config.evaluate.weights,
         "steps": list(predictor.steps),
         "model": predictor.fingerprint(),
+        "data.max_source_length": config.data.max_source_length,
+        "data.max_target_length": config.data.max_target_length,
         **{f"decode.{key}": value for key, value in decode.items()},
     }
 

@@ -37,7 +37,7 @@ class Request(NamedTuple):
     text: str
     prefix: str = ""  # the beginning of the output
     constraints: Sequence[str] = ()  # phrases that the output contains
-    line: int = 0  # its number, counted from 0; samples depend on it
+    line: int = -1  # its number, counted from 0, on which samples depend; -1 = its place among those asked together
     languages: tuple[str, str] = ("", "")  # of a multilingual run: from and into which; "" = those of the options
 
 
@@ -222,10 +222,10 @@ class Activations(NamedTuple):
 
 
 def check_requests(requests: Iterable[Request | str], usage: str, one_line: bool) -> list[Request]:
-    """Return texts as requests, numbered in order; raise UserError as `check_texts` does, for phrases, too."""
+    """Return texts as requests; raise UserError as `check_texts` does, for phrases, too."""
     if isinstance(requests, str) or not isinstance(requests, Iterable):
         check_texts(requests, usage, one_line=False)
-    asked = [each if isinstance(each, Request) else Request(each, line=i) for i, each in enumerate(requests)]
+    asked = [each if isinstance(each, Request) else Request(each) for each in requests]
     check_texts([request.text for request in asked], usage, one_line)
     for request in asked:
         if isinstance(request.constraints, str) or not isinstance(request.constraints, Iterable):

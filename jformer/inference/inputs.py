@@ -134,6 +134,7 @@ class Inputs:
         Raises UserError for phrases that cannot be written, and for a question without a context.
         """
         groups = []
+        requests = [each if each.line >= 0 else each._replace(line=i) for i, each in enumerate(requests)]
         cut = HEADS[self.task.answer].cut if self.task.answer in HEADS else None
         named = next((request for request in requests if any(request.languages)), None)
         if named and (cut or self.continues):

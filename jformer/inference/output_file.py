@@ -55,9 +55,10 @@ def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
     """Count the whole answers in a half-written file, and truncate it after the last one.
 
     An answer is a line, or with decode.outputs='conll' the lines up to an empty one. Raises UserError if they were
-    written with other settings, or if the record of the settings cannot be read.
+    written with other settings, or if the record of the settings cannot be read. A setting that the record lacks,
+    because an older version wrote it, counts as the same.
     """
-    if not target.is_file() or not target.stat().st_size:
+    if not _is_begun(target):
         return 0
     try:
         before = parse_object(_record(target).read_bytes())
@@ -67,10 +68,10 @@ def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
             "--resume to overwrite it"
         ) from error
     now = json.loads(json.dumps(settings))
-    for key in [*now, *before]:
-        if now.get(key) != before.get(key):
+    for key, value in before.items():
+        if now.get(key) != value:
             raise UserError(
-                f"--resume: {target} was started with {key}={before.get(key)!r}, this command has {now.get(key)!r}: "
+                f"--resume: {target} was started with {key}={value!r}, this command has {now.get(key)!r}: "
                 f"{'take that run' if key == 'model' else 'set it back'}, or leave out --resume to overwrite the file"
             )
     return whole_lines(target, last="\n" if settings.get("decode.outputs") == "conll" else "")
@@ -89,9 +90,9 @@ def whole_lines(path: Path, last: str = "") -> int:
 
 
 def open_output(target: Path, resume: bool, settings: Mapping[str, object]) -> IO[str]:
-    """Open a file for appending or overwriting; its record is written first."""
+    """Open a file for appending or overwriting; a file begun anew gets its record first."""
     try:
-        if not resume or not _record(target).exists():
+        if not (resume and _is_begun(target)):
             record = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
             replace_content(epath.Path(_record(target)), record.encode())
         return target.open("a" if resume else "w", encoding="utf-8", newline="\n")
@@ -118,6 +119,10 @@ def whole_lines_only(target: Path) -> Iterator[None]:
 
 def _reason(error: OSError | ValueError) -> str:
     return error.strerror or "" if isinstance(error, OSError) else str(error)
+
+
+def _is_begun(target: Path) -> bool:
+    return target.is_file() and target.stat().st_size > 0
 
 
 def _record(target: Path) -> Path:

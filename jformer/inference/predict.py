@@ -107,7 +107,8 @@ class Predictor:
     def with_adapter(self, workdir: str | os.PathLike[str]) -> "Predictor":
         """Return the Predictor of a run of adapters whose base is this run; the parameters of the base are shared.
 
-        It searches as this one does. Raises UserError for adapters of other parameters, and for an ensemble.
+        It searches as this one does, with its interventions. Raises UserError for adapters of other parameters, and for
+        an ensemble.
         """
         from jformer.inference.restore import restore_adapter
 
@@ -234,7 +235,12 @@ class Predictor:
         if self.members:
             raise UserError("decode.ensemble: vectors of different models are not comparable; leave it out")
         run = embedding_run(dataclasses.replace(self._run, params=self.params))
-        return self if run.model == self.model else Predictor(run, mesh=self.mesh, base=self)
+        if run.model == self.model:
+            return self
+        embedder = Predictor(run, mesh=self.mesh, base=self)
+        embedder.inputs.counts = self.inputs.counts
+        embedder.on_answered = lambda count: self.on_answered(count)
+        return embedder
 
     def search_trees(self, requests: Iterable[Request | str]) -> list[list[SearchTree]]:
         """Return the beam search for every request or text, in order: a tree for each piece, none for an empty one.
@@ -389,9 +395,11 @@ class Predictor:
             aligned = []
             for output, (before, pair, row) in zip(each, rows, strict=False):
                 links = enumerate(row["attention"].argmax(axis=-1).tolist()[len(before) :])
+                kept = [s for s, i in enumerate(pair.source) if i != ends[0]]  # symbols may follow the end
+                number = {s: i for i, s in enumerate(kept)}
                 alignment = Alignment(
-                    tuple((s, t) for t, s in links if pair.source[s] != ends[0] and output.ids[t] != ends[1]),
-                    tuple(sources[i] for i in pair.source if i != ends[0]),
+                    tuple((number[s], t) for t, s in links if s in number and output.ids[t] != ends[1]),
+                    tuple(sources[pair.source[s]] for s in kept),
                     tuple(targets[i] for i in output.ids if i != ends[1]),
                 )
                 aligned.append(output._replace(alignment=alignment))

@@ -22,7 +22,7 @@ from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import build_model
-from jformer.models.interventions import intervene
+from jformer.models.interventions import intervened_as
 from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
 from jformer.storage import new_directory, run_path
@@ -70,16 +70,18 @@ def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, me
 
 
 def restore_adapter(workdir: str | os.PathLike[str], base: Trained, mesh: Mesh) -> Trained:
-    """Read a run of adapters that modify the parameters of `base`, which the two share; it decodes as `base` does.
+    """Read a run of adapters that modify the parameters of `base`, which the two share.
 
-    Raises UserError for a run without adapters, and for one whose adapters modify other parameters.
+    It decodes as `base` does, with its interventions. Raises UserError for a run without adapters, and for one whose
+    adapters modify other parameters.
     """
     path = run_path(workdir)
     own = load_config(path / "config.json")
     if not own.model.lora.rank:
         raise UserError(f"{workdir}: holds no adapters (it was trained without model.lora.rank); load it on its own")
     config, tokenizers = dataclasses.replace(own, decode=base.config.decode), load_tokenizers(path / "tokenizer")
-    return _restore(path, config, build_task(config), tokenizers, mesh, base)
+    run = _restore(path, config, build_task(config), tokenizers, mesh, base)
+    return dataclasses.replace(run, model=intervened_as(base.model, run.model))
 
 
 def save_run(
@@ -139,13 +141,11 @@ def embedding_run(run: Trained) -> Trained:
     task = embed(dataclasses.replace(data, mixture=()), label_smoothing=0.0, family=model.family)
     side = tokenizers[model.family == "decoder"]
     embedding = build_model(model.with_vectors("" if pooling == "pooler" else pooling))
-    if interventions := getattr(run.model, "interventions", ()):
-        embedding = intervene(embedding, dict(interventions))
     return Trained(
         config=dataclasses.replace(config, task="embed", decode=dataclasses.replace(config.decode, alignments=False)),
         task=task,
         tokenizers=(side, side),
-        model=embedding,
+        model=intervened_as(run.model, embedding),
         params=run.params,
         steps=run.steps,
     )

@@ -77,15 +77,31 @@ class Intervened:
 def intervene(model: Model, interventions: Mapping[str, Intervention]) -> Intervened:
     """Return a model with the named activations replaced; it can be jitted, as the original can.
 
+    Interventions that the model already has come before the new ones.
+
     Raises UserError for a name that matches no activation, and for `at_layer` with a layer that has none of the name.
     """
+    if before := interventions_of(model):
+        model = cast(Intervened, model).base
     known = _replaceable(model)
     for pattern, intervention in interventions.items():
         _refuse_unknown(pattern, known)
         depth = max(_depth(model.config, name) for name in known if fnmatchcase(name, pattern))
         if not 0 <= (number := getattr(intervention, "layer_number", 0)) < depth:
             raise UserError(f"at_layer({number}) in {pattern!r}: its layers are 0 to {depth - 1}")
-    return Intervened(model, tuple(interventions.items()))
+    return Intervened(model, (*before, *interventions.items()))
+
+
+def interventions_of(model: Model) -> tuple[tuple[str, Intervention], ...]:
+    """Return the interventions in a model, each with its name, in order; a name may come twice."""
+    return getattr(model, "interventions", ())
+
+
+def intervened_as(other: Model, model: Model) -> Model:
+    """Return a model with the interventions that another one has; raise UserError as `intervene` does."""
+    for name, intervention in interventions_of(other):
+        model = intervene(model, {name: intervention})
+    return model
 
 
 def at_layer(number: int, intervention: Intervention) -> Intervention:

@@ -8,13 +8,15 @@ import resource
 import pytest
 
 from jformer.config.options import Config, EvaluateConfig
+from jformer.data.data_config import DataConfig
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.evaluation import records, results
 
 
-def scored(bleu, key="test", steps=(40,), evaluate=None, **decode):
+def scored(bleu, key="test", steps=(40,), evaluate=None, data=None, **decode):
     """Return results as evaluate makes them."""
-    config = dataclasses.replace(Config(), decode=DecodeConfig(**decode), evaluate=EvaluateConfig(**(evaluate or {})))
+    sections = {"evaluate": EvaluateConfig(**(evaluate or {})), "data": DataConfig(**(data or {}))}
+    config = dataclasses.replace(Config(), decode=DecodeConfig(**decode), **sections)
     entry = {"bleu": {"score": bleu}, "checksum": "0", "settings": results.settings_of(config, steps)}
     return {"schema": records.SCHEMA, key: entry, "run": {"seed": 1}}
 
@@ -45,8 +47,9 @@ def test_a_score_that_is_not_finite_is_written_as_null_and_read_as_nan(tmp_path,
     assert math.isnan(records.metrics(tmp_path)["test/bleu"])
 
 
-def test_scores_of_other_weights_or_ways_to_score_stay(tmp_path):
+def test_scores_of_other_weights_lengths_or_ways_to_score_stay(tmp_path):
     others = ({"evaluate": {"weights": "average"}}, {"steps": (50,)}, {"evaluate": {"lowercase": True}})
+    others += ({"data": {"max_source_length": 9}}, {"data": {"max_target_length": 9}})
     for i, other in enumerate(others):
         folder = tmp_path / str(i)
         results.save(folder, scored(30.0))

@@ -440,6 +440,40 @@ def test_an_output_is_continued_under_the_settings_it_was_begun_with_alone(echo,
         predict(source, target, resume=True, beam_size=1)
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("data", "max_source_length", 9, "data.max_source_length=256, this command has 9"),
+        ("data", "max_target_length", 9, "data.max_target_length=256, this command has 9"),
+        ("evaluate", "tokenize", "char", "decode.tokenize='13a', this command has 'char'"),
+    ],
+)
+def test_lengths_and_the_words_of_bleu_are_settings_of_an_output(echo, source, tmp_path, section, key, value, said):
+    begun, target = settings(search="mbr", samples=2, mbr_utility="bleu"), tmp_path / "out.txt"
+    changed = dataclasses.replace(begun, **{section: dataclasses.replace(getattr(begun, section), **{key: value})})
+    files.predict_file(begun, Path("run"), str(source), str(target))
+    with pytest.raises(UserError, match=re.escape(said)):
+        files.predict_file(changed, Path("run"), str(source), str(target), True)
+    record = tmp_path / "out.txt.settings.json"  # as a version wrote it that did not know the key
+    known = {name: old for name, old in json.loads(record.read_text()).items() if name != said.partition("=")[0]}
+    record.write_text(json.dumps(known))
+    files.predict_file(changed, Path("run"), str(source), str(target), True)
+    assert target.read_bytes().decode() == ANSWERS
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_an_output_that_resume_begins_has_its_own_settings(echo, source, tmp_path, emptied):
+    target = tmp_path / "out.txt"
+    predict(source, target, beam_size=5)
+    if emptied:
+        target.write_text("")
+    else:
+        target.unlink()
+    assert predict(source, target, resume=True, beam_size=1) == ANSWERS
+    with pytest.raises(UserError, match=r"was started with decode\.beam_size=1, this command has 5"):
+        predict(source, target, resume=True, beam_size=5)
+
+
 def test_line_breaks_that_a_line_cannot_hold_are_counted(echo, source, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(echo, "generate", lambda requests: [[Output("a\nb")] for _ in requests])
     told = "7 outputs with line breaks written as spaces, which decode.outputs=jsonl keeps"

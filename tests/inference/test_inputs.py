@@ -79,6 +79,12 @@ def test_an_input_is_split_where_sentences_or_words_end(text, parts):
     assert pieces(inputs(limit=9, overlong="split"), text) == [[[*ids(part), EOS] for part in parts]]
 
 
+@pytest.mark.parametrize("task", ["translate", "lm", "classify"])
+def test_a_request_without_a_line_has_that_of_its_place(task):
+    found = inputs(task).pieces([Request("a"), Request("b", line=7), Request("c")])
+    assert [piece.line for (piece,) in found] == [0, 7, 2]
+
+
 def test_prefix_and_phrases_become_tokens():
     (found,), _ = inputs(limit=4).pieces([Request("ab", "cd", ("e", "fg", ""), 6), Request("a")])
     assert found == Piece([*ids("ab"), EOS], 6, ids("cd"), [[ids("e")], [ids("fg")]], text="ab")

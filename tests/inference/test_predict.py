@@ -116,6 +116,35 @@ def test_overlong_source_is_cut_or_answered_in_pieces(predictor):
     assert alone.alignment.pairs
 
 
+def test_an_alignment_counts_the_tokens_that_it_shows_where_symbols_follow_the_end(tiny, monkeypatch):
+    model, params = tiny(vocab_size=ROWS, **MODEL)
+    (code,), *_ = CHARS.encode(["h"])
+    sides = CHARS.with_symbols(after=(code,)), CHARS
+    p = untrained.predictor(model, params, tokenizers=sides, alignments=True, outputs="jsonl", max_extra_length=4)
+    ends = lambda params, pairs, attend: [{"attention": np.eye(5)[[4] * len(pair.target)]} for pair in pairs]  # noqa: E731
+    monkeypatch.setattr(p, "_forced", ends)
+    ((output,),) = p.generate(["abc"])
+    assert output.alignment.source == ("a", "b", "c", "h")
+    assert output.alignment.pairs == tuple((3, t) for t in range(len(output.alignment.target)))
+    assert output.alignment.pairs
+
+
+def test_vectors_have_all_interventions_and_their_inputs_are_counted(tiny):
+    model, params = tiny(vocab_size=ROWS, **MODEL)
+    p = untrained.predictor(model, params, data={"max_source_length": 4})
+    last = {"encoder/output": lambda x, _: x + 1.0}
+    changed = p.intervene({"encoder/block/output": lambda x, _: 0 * x}).intervene(last).intervene(last)
+    together = p.intervene({"encoder/block/output": lambda x, _: 0 * x, "encoder/output": lambda x, _: x + 2.0})
+    told = []
+    changed.on_answered = told.append
+    np.testing.assert_allclose(changed.embed(["abcdefgh", "b"]), together.embed(["abcdefgh", "b"]), atol=1e-6)
+    assert changed.counts[CUT] == together.counts[CUT] == 1
+    assert sum(told) == 2
+    changed.forget()
+    assert not changed.counts
+    assert not changed.embedder.counts
+
+
 def test_output_is_no_longer_than_the_source_and_the_extra(predictor):
     p = predictor()
     before = p.counts[TRUNCATED]

@@ -94,6 +94,14 @@ def test_activations_are_those_with_adapters_and_after_interventions(tiny):
     np.testing.assert_array_equal(after["encoder/block/output"][1], after["encoder/output"])
 
 
+@pytest.mark.parametrize("name", ["encoder/block/output", "encoder/block/self_attn/heads"])
+def test_interventions_after_others_see_what_those_made(tiny, name):
+    model, params = tiny()
+    twice = intervene(intervene(model, {name: lambda x, _: 0 * x}), {name: lambda x, _: x + 1.0})
+    once = intervene(model, {name: lambda x, _: 0 * x + 1.0})
+    np.testing.assert_array_equal(run(twice, params, make_batch(*SIZES)), run(once, params, make_batch(*SIZES)))
+
+
 def test_unknown_names_layers_and_other_shapes_are_refused(tiny):
     model, params = tiny()
     for number, name, last in ((-1, "*/block/output", 1), (2, "encoder/block/*/heads", 1), (1, "encoder/output", 0)):

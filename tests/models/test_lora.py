@@ -14,6 +14,7 @@ import jformer
 from jformer.checkpoints.checkpoint import open_run
 from jformer.config import resolve
 from jformer.config.options import OptimConfig
+from jformer.data.tokenizers import EOS
 from jformer.errors import UserError
 from jformer.evaluation import evaluate
 from jformer.models import ExecutionConfig, build_model, init_params
@@ -213,6 +214,8 @@ def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path, mon
             own, theirs = (flatten_dict(tree, sep="/") for tree in trees)
             assert all(own[path] is leaf for path, leaf in theirs.items())
             assert all(map(is_factor, own.keys() - theirs.keys()))
+    silent = answers.intervene({"logits": lambda logits, _: logits.at[..., EOS].add(100.0)})
+    assert silent.with_adapter(tmp_path / "one").predict(texts) == [""] * len(texts)
     with pytest.raises(UserError, match=r"base\d*: holds no adapters \(it was trained without model\.lora"):
         answers.with_adapter(base)
     with pytest.raises(UserError, match="one: holds adapters of other parameters than the run that they are to be"):
