@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jformer.data.corpus import Example, PairEncoder, Side
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers import FastTokenizer, Tokenizer
+from jformer.data.tokenizers import FastTokenizer, Tokenizer, unprefixed
 from jformer.errors import UserError
 
 WORDS_CUT = "words cut to the limit"
@@ -24,13 +24,13 @@ class Chunk(NamedTuple):
 
 
 def encode_words(tokenizer: Tokenizer, texts: Sequence[Sequence[str]]) -> list[tuple[list[int], list[int]]]:
-    """Return the tokens of every text, given as words, and the index of each word's first token.
+    """Return the tokens of every text, given as words, without a prefix, and the index of each word's first token.
 
     A word without tokens, such as a lone control character, becomes the unknown token. If the second word has the
     subwords `un` `like` `ly`, ["very", "unlikely"] becomes ([7, 11, 12, 13], [0, 1]).
     """
     space = " " * (isinstance(tokenizer, FastTokenizer) and tokenizer.marks_spaces)
-    encoded = iter(tokenizer.encode([space + word for words in texts for word in words]))
+    encoded = iter(unprefixed(tokenizer)([space + word for words in texts for word in words]))
     found = []
     for words in texts:
         pieces = [list(next(encoded)) or [max(tokenizer.symbols.unk, 0)] for _ in words]
@@ -46,8 +46,7 @@ def encode_chunks(side: Side, texts: Sequence[Sequence[str]]) -> list[list[Chunk
     truncated only if it alone exceeds the limit. Raises UserError if the limit leaves no room for a token.
     """
     assert side.tokenizer is not None
-    before = [*[side.symbols.bos] * side.begin, *side.symbols.before]
-    after = [*[side.symbols.eos] * side.end, *side.symbols.after]
+    before, after = side.around
     room = side.max_length - len(before) - len(after)
     if room < 1:
         symbols = len(before) + len(after)

@@ -106,7 +106,7 @@ class Side:
     tokenizer: Tokenizer | None  # None: this side is always empty
     max_length: int  # tokens of a sequence, symbols included
     begin: bool = False  # BOS comes first
-    end: bool = True  # EOS comes last
+    bare: bool = False  # no symbols around the text
     parts: bool = False  # TABs separate texts; each ends with EOS
     optional: bool = False  # this side may be empty
 
@@ -115,10 +115,18 @@ class Side:
         """The symbols of this side's vocabulary."""
         return self.tokenizer.symbols if self.tokenizer else Symbols()
 
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The symbols before and after a text."""
+        if self.bare:
+            return [], []
+        symbols = self.symbols
+        return [*[symbols.bos] * self.begin, *symbols.before], [symbols.eos, *symbols.after]
+
     def fingerprint(self) -> list[object]:
         """Return everything that the sequences depend on besides the text."""
         tokenizer = self.tokenizer and self.tokenizer.fingerprint
-        return [tokenizer, self.max_length, self.begin, self.end, self.parts]
+        return [tokenizer, self.max_length, self.begin, not self.bare, self.parts]
 
     def is_empty(self, text: str) -> bool:
         """Return whether the text is blank although this side must not be empty."""
@@ -130,15 +138,12 @@ class Side:
             return [[] for _ in texts]
         parts = [text.split("\t") for text in texts] if self.parts else []
         sequences = self.tokenizer.encode([part for some in parts for part in some] if self.parts else texts)
-        if self.end:
-            for sequence in sequences:
-                sequence.append(self.symbols.eos)
         if self.parts:
             encoded = iter(sequences)
             sequences = [self._joined([next(encoded) for _ in some]) for some in parts]
-        before = [*[self.symbols.bos] * self.begin, *self.symbols.before]
-        if before or self.symbols.after:
-            sequences = [[*before, *sequence, *self.symbols.after] for sequence in sequences]
+        if not self.bare:
+            before, after = self.around
+            sequences = [[*before, *sequence, *after] for sequence in sequences]
         return list(sequences)
 
     def count_unknown(self, texts: Sequence[str], sequences: Sequence[Sequence[int]], counts: Counter[str]) -> None:
@@ -151,22 +156,21 @@ class Side:
 
     def _joined(self, sequences: Sequence[Sequence[int]]) -> list[int]:
         first, *others = sequences
-        return [*first, *(token for other in others for token in (*self.symbols.between, *other))]
+        return [*first, *(token for other in others for token in (self.symbols.eos, *self.symbols.between, *other))]
 
     def cut(self, sequence: Sequence[int]) -> Sequence[int]:
         """Cut a sequence to the limit, keeping the end symbol and the symbols after it."""
         if len(sequence) <= self.max_length:
             return sequence
-        end = (*[self.symbols.eos] * self.end, *self.symbols.after)
-        return [*sequence[: self.max_length - len(end)], *end]
+        _, after = self.around
+        return [*sequence[: self.max_length - len(after)], *after]
 
     def pieces(self, sequence: Sequence[int]) -> list[Sequence[int]]:
         """Return consecutive pieces within the limit, with the side's symbols around each of them."""
-        begin = len(self.symbols.before) + self.begin
-        end = (*[self.symbols.eos] * self.end, *self.symbols.after)
-        before, text = sequence[:begin], sequence[begin : len(sequence) - len(end)]
-        room = self.max_length - begin - len(end)
-        return [[*before, *text[start : start + room], *end] for start in range(0, len(text), room)]
+        before, after = self.around
+        text = sequence[len(before) : len(sequence) - len(after)]
+        room = self.max_length - len(before) - len(after)
+        return [[*before, *text[start : start + room], *after] for start in range(0, len(text), room)]
 
     def split(self, sequence: Sequence[int]) -> list[Sequence[int]]:
         """Return consecutive pieces within the limit; only the last one has the end symbol."""

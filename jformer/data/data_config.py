@@ -47,7 +47,8 @@ COMPARED = ("ratio", "identical", "source_script")
 READ_TARGETS = ("ratio", "identical", "target_script")  # rules that need a text there, not labels
 LACKING = {  # data.source → the beginnings of rules that read a text that it lacks
     "text": COMPARED,
-    **dict.fromkeys(("images", "captions"), ("characters", *COMPARED)),
+    "images": ("",),  # all rules
+    "captions": ("characters", *COMPARED),
     **dict.fromkeys(("labelled", "conll", "squad"), READ_TARGETS),
 }
 ROWS_DIVIDE_BY = 8  # with data.row_multiple=0: an update is the same on 1, 2, 4 or 8 devices
@@ -127,7 +128,8 @@ class DataConfig(SourceConfig):
     tokenizer: str = "bpe"
     vocab_size: int = 8_000  # for each vocabulary, the 4 special tokens included; char and byte need no size
     vocab_shared: bool = True  # one vocabulary learned on both sides, or one for each side
-    vocab_temperature: float = 1.0  # as mixture_temperature, for the text that the vocabulary is learned from
+    # word, bpe, unigram or your own: as mixture_temperature, for the text that the vocabulary is learned from
+    vocab_temperature: float = 1.0
     vocabulary: str = ""  # bpe, unigram: a sentencepiece model to use instead; its pieces are renumbered
     character_coverage: float = 1.0  # bpe, unigram: the share of the text's characters that the vocabulary covers
     byte_fallback: bool = False  # bpe, unigram: unknown characters are split into bytes

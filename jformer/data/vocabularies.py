@@ -14,8 +14,8 @@ from etils.epath import Path
 from jformer.data.data_config import DataConfig, Languages
 from jformer.data.draws import shares_of
 from jformer.data.progress import show_progress
-from jformer.data.sources.split import Pair, Split
-from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, Tokenizer, learn, load
+from jformer.data.sources.split import SIDES, Pair, Split
+from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer, learn, load
 from jformer.data.tokenizers.subwords import KINDS, read_subwords
 from jformer.data.tokenizers.symbols import OneFile
 from jformer.errors import UserError
@@ -27,6 +27,7 @@ SAMPLE, RUN = 2**19, 2**10  # most pairs of a corpus to learn those from; consec
 # just eng_Latn and en_XX.
 LANGUAGE_FORMS = "__{name}__ >>{name}<< <2{name}>"
 OWN = ("label", "labels", "number", "tag", "image")  # kinds that are never copied: they describe a run's own examples
+WHOLE = (*OWN, "char", "byte")  # kinds that hold all that the text has, however rare
 
 
 class VocabularySpec(NamedTuple):
@@ -71,7 +72,7 @@ def copy_tokenizers(
         vocabularies: file name → the tokenizer that the task needs there.
 
     Raises:
-        UserError: there is no such run, its files are damaged, or it has two vocabularies where one table is needed.
+        UserError: there is no such run, its files are damaged, or it has two vocabularies where one is needed.
     """
     if not parent.is_dir():
         raise UserError(f"{parent}: no such directory; train.init_from must name the workdir of a run")
@@ -163,11 +164,14 @@ def _taken_over(parent: Path, name: str, sides: tuple[str, ...]) -> dict[str, To
         return {name: load(parent, "shared")}
     if name != "shared":
         return {name: load(parent, name)}
-    if len(sides) == 1:  # a parent with labels calls it "source"
-        return {name: load(parent, "source")}
-    both = {side: load(parent, side) for side in sides}
+    both = {side: load(parent, side) for side in SIDES}
+    if sides == ("source",) or isinstance(both["target"], (LabelTokenizer, NumberTokenizer)):
+        return {name: both["source"]}
     if both["source"].tokens != both["target"].tokens:
-        raise UserError(f"{parent}: has two vocabularies, which cannot share a table: set data.vocab_shared=False")
+        raise UserError(
+            f"{parent}: has two vocabularies, and this run needs one: start from a run with data.vocab_shared=True, or "
+            "without train.init_from; task='translate' can set data.vocab_shared=False instead"
+        )
     return both
 
 
@@ -201,7 +205,7 @@ def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySp
     with show_progress(f"learning the {vocabulary.kind} tokenizer"):
         return learn(
             vocabulary.kind,
-            _texts(splits, vocabulary, config.vocab_temperature),
+            _texts(splits, vocabulary, 1.0 if vocabulary.kind in WHOLE else config.vocab_temperature),
             size,
             config.normalization,
             config.split_digits,

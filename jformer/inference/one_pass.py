@@ -282,7 +282,7 @@ def pieces_with_masks(encoder: ExampleEncoder, requests: Sequence[Request], coun
     known = bool(side.symbols.noise) and not getattr(side.tokenizer, "split_specials", False)
     parts = [[request.text] if known else request.text.split(spelled) for request in requests]
     parts = [[*(closed(side.tokenizer, part) for part in some[:-1]), some[-1]] for some in parts]
-    end = side.end + len(side.symbols.after)
+    end = len(side.around[1])
     encoded = iter(side.encode([first for first, *_ in parts]))
     for request, (_, *others) in zip(requests, parts, strict=True):
         ids = next(encoded)

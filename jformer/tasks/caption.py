@@ -40,7 +40,7 @@ def caption(
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
         return PairEncoder(
-            Side(source, _image(source).length, end=False), Side(target, data.max_target_length), data.overlong
+            Side(source, _image(source).length, bare=True), Side(target, data.max_target_length), data.overlong
         )
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:

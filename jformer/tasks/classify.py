@@ -57,9 +57,9 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
             raise UserError(f"data.tokenizer={data.tokenizer!r} does not fit source={part.source!r}: images need both")
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
-        label = Side(target, kind.length, end=False, optional=data.labels == "several")
+        label = Side(target, kind.length, bare=True, optional=data.labels == "several")
         if isinstance(source, ImageTokenizer):
-            return PairEncoder(Side(source, source.length, end=False), label, data.overlong)
+            return PairEncoder(Side(source, source.length, bare=True), label, data.overlong)
         return PairEncoder(Side(source, data.max_source_length, begin=True, parts=True), label, data.overlong)
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:

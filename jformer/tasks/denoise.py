@@ -13,29 +13,41 @@ from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
+from jformer.errors import UserError
 from jformer.tasks import features
 from jformer.tasks.features import OURS
 from jformer.tasks.metrics import Scores
-from jformer.tasks.noise import Noise, corrupt_spans, infill, noised, span_counts, span_lengths
+from jformer.tasks.noise import Noise, corrupt_spans, infill, noised, span_counts, span_lengths, surrounded
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
+
+BothSymbols = tuple[Symbols, Symbols]
+"""The symbols of the source's vocabulary and of the target's."""
 
 
 def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """Return the task: cross-entropy of the target (Raffel et al. 2020, section 3.1; Lewis et al. 2020).
 
     The text is the target of an example; the model's source and target are made from it for each batch. It is stored
-    without EOS, which is added to both after the noise, so `max_target_length` limits both. In evaluation long texts
-    are always split, so the scores cover all of the text.
+    without symbols; EOS and those of an imported vocabulary are put around both after the noise, so `max_target_length`
+    limits both. In evaluation long texts are always split, so the scores cover all of the text.
+
+    Raises UserError for unsupported options, and later if the limit leaves no room for a token.
     """
     refuse("denoise", data, tokenizer="image", source=("images", "captions"))
     longest = data.max_target_length - 1
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
-        return PairEncoder(NOTHING, Side(target, longest, end=False), "split" if evaluating else data.overlong)
+        around = max(_around(side.symbols) for side in (source, target))
+        if around >= longest:
+            full = f"data.max_target_length={data.max_target_length} holds {around + 1} symbols and no token"
+            raise UserError(f"{full}: raise it")
+        text = Side(target, longest - around, bare=True)
+        return PairEncoder(NOTHING, text, "split" if evaluating else data.overlong)
 
     def make_features(source: Tokenizer, target: Tokenizer) -> Features:
-        return NOISES[data.noise](data.noise_density, data.mean_span, target.vocab_size, target.symbols)
+        symbols = source.symbols, target.symbols
+        return NOISES[data.noise](data.noise_density, data.mean_span, target.vocab_size, symbols)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
         return token_scores(sums)
@@ -52,28 +64,38 @@ def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     )
 
 
-def corrupted_spans(density: float, mean_span: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
+def corrupted_spans(density: float, mean_span: float, vocab_size: int, symbols: BothSymbols = (OURS, OURS)) -> Features:
     """Return source and target of T5's denoising: the target spells out what sentinels replace in the source."""
     options: dict[str, Any] = {"density": density, "mean_span": mean_span}
-    noise = functools.partial(corrupt_spans, **options, vocab_size=vocab_size, symbols=symbols)
+    noise = functools.partial(corrupt_spans, **options, vocab_size=vocab_size, symbols=symbols[1])
     return _denoise(noise, functools.partial(span_lengths, **options), symbols)
 
 
-def infilled(density: float, mean_span: float, vocab_size: int, symbols: Symbols = OURS) -> Features:
+def infilled(density: float, mean_span: float, vocab_size: int, symbols: BothSymbols = (OURS, OURS)) -> Features:
     """Return source and target of BART's denoising: the target is the text, the source masks some of its spans."""
     options: dict[str, Any] = {"density": density, "mean_span": mean_span, "vocab_size": vocab_size}
-    return _denoise(functools.partial(infill, **options, symbols=symbols), lambda n: (n + 1, n + 1), symbols)
+    return _denoise(functools.partial(infill, **options, symbols=symbols[1]), lambda n: (n + 1, n + 1), symbols)
 
 
-def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: Symbols) -> Features:
+def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: BothSymbols) -> Features:
     """Return features that make both sides from the text of the target side."""
+    read, written = symbols
 
     def arrays(rows: Rows, source: Tokens, target: Tokens, shape: Shape, seed: tuple[int, int]) -> Arrays:
         sources, targets, inner = noised(target, rows, noise, seed)
-        read = features.source_arrays(sources, inner, shape)
-        return {**read, **features.target_arrays(targets, inner, shape, symbols.bos)}
+        made = features.source_arrays(surrounded(sources, read), inner, shape)
+        return {**made, **features.target_arrays(surrounded(targets, written), inner, shape, written.bos)}
 
-    return Features(lambda source, target: lengths(target), arrays, features.sequence_to_sequence(symbols).given)
+    def planned(source: np.ndarray, target: np.ndarray) -> Lengths:
+        sources, targets = lengths(target)
+        return sources + _around(read), targets + _around(written)
+
+    return Features(planned, arrays, features.sequence_to_sequence(written).given)
+
+
+def _around(symbols: Symbols) -> int:
+    """Return how many symbols a text has around it besides EOS."""
+    return len(symbols.before) + len(symbols.after)
 
 
 NOISES = {"t5": corrupted_spans, "bart": infilled}

@@ -62,7 +62,7 @@ def mask_tokens(
 
 def span_counts(n: np.ndarray, density: float, mean_span: float) -> tuple[np.ndarray, np.ndarray]:
     """Return how many of n tokens are noise and how many spans they form, as T5 counts them; a lone token is kept."""
-    noise = np.minimum(np.maximum(np.rint(density * n), 1), n - 1).astype(np.int64)
+    noise = np.clip(np.rint(density * n), 1, n - 1).clip(0).astype(np.int64)
     spans = np.maximum(np.rint(noise / mean_span), 1).astype(np.int64)
     return noise, np.minimum(spans, np.minimum(noise, n - noise))
 
@@ -143,12 +143,12 @@ def infill(
     Args:
         texts: without symbols.
         keys: the random key of each text.
-        density: share of a text's tokens that spans cover; at least one is covered.
+        density: share of a text's tokens that spans cover; at least one is covered, if there is one.
         mean_span: tokens of a span, on average.
         vocab_size: without `symbols.noise`, the id of the mask.
         symbols: EOS, and the mask of an imported vocabulary.
     """
-    covered = np.maximum(np.rint(density * texts.lengths), 1).astype(np.int64)
+    covered = np.clip(np.rint(density * texts.lengths), 1, texts.lengths).astype(np.int64)
     spans, counts = _poisson_spans(keys, covered, mean_span)
     sizes = texts.lengths - covered + counts
     places = choose(other_keys(keys, 1), sizes, counts)
@@ -193,6 +193,15 @@ def _poisson_spans(keys: np.ndarray, covered: np.ndarray, mean_span: float) -> t
     earlier -= earlier[np.cumsum(draws) - draws][owner]
     kept = used & ~(insertion & (earlier >= room[owner]))
     return lengths[kept], np.bincount(owner[kept], minlength=len(keys))
+
+
+def surrounded(texts: Tokens, symbols: Symbols) -> Tokens:
+    """Return the texts, which end with EOS, with the symbols that stand before a text and after its EOS."""
+    before, after, count = symbols.before, symbols.after, len(texts.lengths)
+    ends = np.stack([texts.offsets[:-1], texts.offsets[1:]], axis=1).ravel()
+    places = np.repeat(ends, np.tile([len(before), len(after)], count))
+    values = np.insert(texts.values, places, np.tile([*before, *after], count))
+    return Tokens(values, texts.offsets + np.arange(count + 1) * len((*before, *after)))
 
 
 def _owners(lengths: np.ndarray) -> np.ndarray:

@@ -116,7 +116,7 @@ def _run(command: str, lines: Sequence[str], seconds: float) -> list[float]:
         raise UserError(f"{KEY}={command!r} {why}{_last_words(error.stderr)}") from error
     if done.returncode:
         raise UserError(f"{KEY}={command!r} ended with exit status {done.returncode}{_last_words(done.stderr)}")
-    answers = done.stdout.decode(errors="replace").splitlines()
+    answers = [line.decode(errors="replace") for line in done.stdout.splitlines()]  # not at U+2028, as a str would
     scores = [*map(_number, answers)]
     wrong = next((i for i, score in enumerate(scores) if not math.isfinite(score)), None)
     if wrong is not None:

@@ -40,7 +40,7 @@ def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: obj
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> TagEncoder:
         words = Side(source, data.max_source_length, begin=True)
-        tags = Side(target, data.max_source_length, end=False)
+        tags = Side(target, data.max_source_length, bare=True)
         return TagEncoder(words, tags, "split" if evaluating else data.overlong)
 
     return Task(

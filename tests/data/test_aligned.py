@@ -50,3 +50,5 @@ def test_words_of_a_byte_level_vocabulary_begin_with_their_space():
     ((ids, starts),) = encode_words(tokenizer, [["live", "in", "London"]])
     assert ids == tokenizer.encode([" live in London"])[0]
     assert starts == [0, 1, 2]
+    prefixed = FastTokenizer(fast.to_str(), {"pad": 0, "bos": 0, "eos": 1, "unk": 2}, prefix="now we ")
+    assert encode_words(prefixed, [["live", "in", "London"]]) == [(ids, starts)]

@@ -47,10 +47,12 @@ def test_a_rule_that_cannot_be_read_is_named(rule):
         DataConfig(mixture=(SourceConfig(clean=("identical", rule)),)).check()
     DataConfig(clean=(*BAD, "duplicates")).check()
     lacking = [("text", "ratio=3"), ("captions", "characters=1-9"), ("images", "source_script=LATIN")]
+    lacking += [("images", "duplicates"), ("images", "control")]
     for source, rule in (*lacking, ("labelled", "identical"), ("conll", "target_script=LATIN"), ("squad", "ratio=3")):
         with pytest.raises(UserError, match=rf"^data\.clean: '{rule}' reads a text that source='{source}' lacks"):
             DataConfig(source=source, clean=(rule,)).check()
     DataConfig(source="text", clean=("characters=1-9", "target_script=LATIN", "control", "duplicates")).check()
+    DataConfig(source="captions", clean=("target_script=LATIN", "control", "duplicates")).check()
 
 
 def test_dropped_pairs_are_counted_and_shown_and_the_others_trained_on(tmp_path):

@@ -178,7 +178,7 @@ class Pixels:
 
 def test_pixels_are_stored_as_bytes_and_labels_as_one_id(tmp_path):
     labels = ListTokenizer("word", "identity", ["cat", "dog"])
-    encoder = PairEncoder(Side(Pixels(), 12, end=False), Side(labels, 1, end=False), "drop")
+    encoder = PairEncoder(Side(Pixels(), 12, bare=True), Side(labels, 1, bare=True), "drop")
     corpus = open_corpus(Readings([Pair("255", "dog"), Pair("0", "cat")]).split, encoder, str(tmp_path))
     assert corpus.source.values.dtype == np.uint8
     assert sentences(corpus.source) == [[255] * 12, [0] * 12]
@@ -196,7 +196,7 @@ def test_pixels_are_stored_as_bytes_and_labels_as_one_id(tmp_path):
             for change in (
                 {"max_length": 11},
                 {"begin": True},
-                {"end": False},
+                {"bare": True},
                 {"parts": True},
                 {"tokenizer": ByteTokenizer("nfkc")},
                 {"tokenizer": None},

@@ -8,7 +8,7 @@ from jformer.data import vocabularies
 from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
 from jformer.data.sources.split import Pair, Split
-from jformer.data.tokenizers import UNK, ImageTokenizer, LabelTokenizer
+from jformer.data.tokenizers import UNK, ImageTokenizer, LabelTokenizer, ListTokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
 from jformer.data.vocabularies import VocabularySpec, _texts, copy_tokenizers, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
@@ -170,6 +170,16 @@ def test_texts_of_small_corpora_are_learned_from_more_often_at_a_temperature():
     assert Counter(text[:1] for text in _texts([cleaned, split(small)], spec, 100.0)) == {"a": 10, "b": 10, "": 80}
 
 
+def test_a_temperature_loses_neither_labels_nor_characters(tmp_path):
+    large, small = ([Pair(chr(i), f"label {i}") for i in some] for some in (range(0x4E00, 0x4E5A), range(97, 107)))
+    source, target = learn_tokenizers(
+        tmp_path / "t", options(vocab_temperature=100.0), [split(large), split(small, "small")], classes("char")
+    )
+    assert {*source.tokens[4:]} == {pair.source for pair in [*large, *small]}
+    assert {*target.tokens[4:]} == {pair.target for pair in [*large, *small]}
+    assert target.counts == [1] * 100
+
+
 def test_learning_again_leaves_nothing_of_the_run_before(tmp_path):
     learned(tmp_path / "t", apart())
     learned(tmp_path / "t", both())
@@ -196,9 +206,10 @@ def test_a_classifier_takes_a_shared_vocabulary_for_its_texts(tmp_path):
     assert target.encode(["good"]) == [[4]]
 
 
-def test_a_run_of_one_text_takes_the_texts_of_a_classifier(tmp_path):
+@pytest.mark.parametrize("sides", [("source",), ("target",), ("source", "target")])
+def test_a_run_of_one_vocabulary_takes_the_texts_of_a_classifier(tmp_path, sides):
     parent, _ = learned(tmp_path / "parent", classes(), [Pair("a text", "bad")])
-    source, target = copied(tmp_path, {"shared": VocabularySpec("char", ("source",))})
+    source, target = copied(tmp_path, {"shared": VocabularySpec("char", sides)})
     assert source.fingerprint == target.fingerprint == parent.fingerprint
 
 
@@ -231,10 +242,24 @@ def test_images_are_prepared_as_those_of_a_published_parent(steps, tmp_path):
     assert (source.fingerprint == parent.fingerprint) == bool(steps)
 
 
-def test_a_folder_without_the_vocabulary_asked_for_is_refused(tmp_path):
+@pytest.mark.parametrize("sides", [("target",), ("source", "target")])
+def test_a_run_of_one_table_takes_both_of_its_segmentations(tmp_path, sides):
+    (tmp_path / "parent").mkdir()
+    parents = [ListTokenizer("char", normalization, ["a", "b"]) for normalization in ("identity", "nfkc")]
+    for parent, side in zip(parents, ("source", "target"), strict=True):
+        parent.save(tmp_path / "parent", side)
+    seal(tmp_path / "parent")
+    copies = copied(tmp_path, {"shared": VocabularySpec("char", sides)})
+    assert [t.fingerprint for t in copies] == [t.fingerprint for t in parents]
+
+
+@pytest.mark.parametrize("sides", [("target",), ("source", "target")])
+def test_a_folder_without_the_vocabulary_asked_for_is_refused(tmp_path, sides):
     learned(tmp_path / "parent", apart())
-    with pytest.raises(UserError, match=r"has two vocabularies, which cannot share a table: set data\.vocab_shared=F"):
-        copied(tmp_path, both())
+    with pytest.raises(
+        UserError, match=r"has two vocabularies, and this run needs one: start from a run with data\.voc"
+    ):
+        copied(tmp_path, {"shared": VocabularySpec("word", sides)})
     (tmp_path / "parent" / "source.json").unlink()
     with pytest.raises(UserError, match=r"source\.json is missing; restore it or train again"):
         load_tokenizers(tmp_path / "parent")

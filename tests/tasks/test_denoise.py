@@ -1,9 +1,14 @@
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from jformer.data.tokenizers import EOS
+from jformer.data.corpus import open_corpus
+from jformer.data.pipeline import make_batches
+from jformer.data.sources.split import Pair, listed
+from jformer.data.tokenizers import EOS, ByteTokenizer
+from jformer.errors import UserError
 from jformer.tasks.sums import Sum
 from tests.tasks.conftest import TEXTS, make_task
 
@@ -60,6 +65,34 @@ def test_both_sides_keep_to_the_limit_of_the_target(make, noise):
 def test_evaluation_loses_no_text(make):
     training, evaluation = (make("denoise", max_target_length=10, evaluating=e).corpus for e in (False, True))
     assert training.target.values.size < evaluation.target.values.size == sum(map(len, TEXTS))
+
+
+@pytest.mark.parametrize("noise", ["t5", "bart"])
+def test_noise_spares_the_symbols_of_an_imported_vocabulary(tmp_path, noise):
+    """Each side has its own around it, as in translation, and both keep to the limit."""
+    options = {"noise": noise, "overlong": "split", "noise_density": 0.5, "mean_span": 1.0}
+    task, config = make_task("denoise", max_target_length=10, **options)
+    plain = ByteTokenizer("identity")
+    tokenizers = plain.with_symbols(after=(200,)), plain.with_symbols(before=(201, 202), bos=203)
+    split = listed("train", "1", [Pair("", text) for text in TEXTS], Counter())
+    corpus = open_corpus(split, task.encoder(*tokenizers), str(tmp_path))
+    assert corpus.target.lengths.max() == 7
+    batches = make_batches([corpus], [1.0], config, 0, task.features(*tokenizers))
+    count = 0
+    for step in range(len(batches)):
+        batch = batches[step]
+        for name, before, after in (("source", [], [EOS, 200]), ("target_out", [201, 202], [EOS])):
+            for sequence in sequences(batch, name, name.partition("_")[0]):
+                text = sequence[len(before) : len(sequence) - len(after)]
+                assert sequence == [*before, *text, *after]
+                assert not {200, 201, 202, EOS} & {*text}
+                assert len(sequence) <= 10
+                count += 1
+        assert (batch["target_in"][:, 0] == 203).all()
+    assert count == 2 * len(corpus)
+    full, _ = make_task("denoise", max_target_length=3, noise=noise)
+    with pytest.raises(UserError, match=r"data\.max_target_length=3 holds 3 symbols and no token: raise it"):
+        full.encoder(*tokenizers)
 
 
 def test_scores_are_of_the_tokens_said():

@@ -95,7 +95,7 @@ def test_chosen_tokens_are_masked_replaced_or_kept_as_eighty_ten_ten():
     assert len(seen) > 600  # of 996 ordinary tokens
 
 
-@pytest.mark.parametrize("n", [*range(1, 30), 114, 512, 568])
+@pytest.mark.parametrize("n", [*range(30), 114, 512, 568])
 @pytest.mark.parametrize(("density", "mean_span"), [(0.15, 3.0), (0.5, 1.0), (0.9, 2.0), (0.15, 10.0)])
 def test_spans_have_the_lengths_foretold_and_both_sides_give_the_text_back(n, density, mean_span):
     ids = text(n)
@@ -205,8 +205,8 @@ NOISES = {
 @pytest.mark.parametrize("name", NOISES)
 def test_noise_of_a_text_is_a_function_of_the_text_and_its_key(name):
     function, options = NOISES[name]
-    texts = [text(n).astype(np.uint16) for n in (100, 1, 2, 100, 3, 40)]
-    together = of_each(function, texts, seeds := [3, 1, 2, 4, 5, 6], **options)
+    texts = [text(n).astype(np.uint16) for n in (100, 1, 2, 100, 0, 3, 40)]
+    together = of_each(function, texts, seeds := [3, 1, 2, 4, 7, 5, 6], **options)
     for one, seed, made in zip(texts, seeds, together, strict=True):
         alone = of_each(function, [one], [seed], **options)[0]
         assert [side.tolist() for side in made] == [side.tolist() for side in alone]

@@ -70,6 +70,12 @@ def test_a_task_has_the_mean_beside_its_own_scores(tmp_path):
     assert found["exact_match"]["score"] == 0.5
 
 
+def test_lines_of_a_command_end_at_line_feeds_alone(tmp_path):
+    line = json.dumps({"score": 1, "text": "a\u2028b\x85"}, ensure_ascii=False).encode()
+    config = config_of(tmp_path, READ + f"sys.stdout.buffer.write({line!r} + b'\\r\\n' + b'2\\n3')")
+    assert segment_scores(config, "overlap", SEGMENTS) == [1, 2, 3]
+
+
 READ = "import sys\nn = len(sys.stdin.readlines())\n"
 FAULTS = {
     "import sys\nsys.exit('no model\\nhere\\n')": "ended with exit status 1; it wrote: here",

@@ -9,7 +9,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -24,6 +24,8 @@ from jformer.errors import UserError
 from jformer.integrity import parse_object
 
 ROWS = 1_024  # read at a time
+FILE = b"ARROW1"  # how Arrow's file format begins, unlike its stream format
+TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 def open_split(config: SourceConfig, split: str) -> Split:
@@ -60,17 +62,20 @@ def _batches(
     """
     try:
         with path.open("rb") as file:
-            whole = pyarrow.parquet.ParquetFile(file) if path.suffix == ".parquet" else pa.ipc.open_stream(file)
-            schema = whole.schema_arrow if path.suffix == ".parquet" else whole.schema
+            parquet = path.suffix == ".parquet"
+            whole = pyarrow.parquet.ParquetFile(file) if parquet else _open_arrow(file)
+            schema = whole.schema_arrow if parquet else whole.schema
             for name in filter(None, names):
                 _column(schema, name, path)
             row, batches = 0, whole
-            if path.suffix == ".parquet":
+            if parquet:
                 groups = range(whole.num_row_groups)
                 ends = np.cumsum([0, *(whole.metadata.row_group(group).num_rows for group in groups)])
                 skipped = int(np.searchsorted(ends[1:], first, side="right"))
-                columns = [name for name in (*names, "translation") if decoded and name in schema.names]
+                columns = [name for name in schema.names if decoded and name in (*names, "translation")]
                 row, batches = int(ends[skipped]), whole.iter_batches(ROWS, groups[skipped:], columns)
+            elif isinstance(whole, pa.ipc.RecordBatchFileReader):
+                batches = map(whole.get_batch, range(whole.num_record_batches))
             for batch in batches:
                 start, row = row, row + len(batch)
                 if row > first:
@@ -79,15 +84,20 @@ def _batches(
         raise UserError(f"{path}: not a complete {path.suffix} file ({error}); fetch it again") from error
 
 
+def _open_arrow(file: BinaryIO) -> Any:
+    """Open a stream, which `datasets` writes, or a file (Feather 2, polars)."""
+    is_file = file.read(len(FILE)) == FILE
+    file.seek(0)
+    return pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+
+
 def _column(schema: pa.Schema, name: str, path: Path) -> None:
     """Raise UserError if a table has no text or class column of a name."""
     field = schema.field(name) if name in schema.names else None
     if field is None and "translation" in schema.names:
-        fields = {each.name: each for each in schema.field("translation").type}
-        field = fields.get(name)
-    if field is None or not (
-        pa.types.is_string(field.type) or pa.types.is_large_string(field.type) or _classes(schema, name)
-    ):
+        nested = schema.field("translation").type
+        field = {each.name: each for each in nested}.get(name) if pa.types.is_struct(nested) else None
+    if field is None or not (any(is_text(field.type) for is_text in TEXTS) or _classes(schema, name)):
         known = ", ".join(schema.names)
         raise UserError(f"{path}: no text or class column {name!r}; it has {known}: set data.*_language")
 

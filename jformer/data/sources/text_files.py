@@ -122,7 +122,8 @@ def _read_jsonl(
 def _json_texts(line: str, languages: tuple[str, str], invalid: str, counts: Counter[str]) -> list[str]:
     """Return both texts of {"en": …, "de": …} or {"translation": {"en": …, "de": …}}. Raise ValueError otherwise."""
     record = parse_json(line)
-    record = record.get("translation", record) if isinstance(record, dict) else record
+    if isinstance(record, dict) and isinstance(record.get("translation"), dict):
+        record = record["translation"]
     if not isinstance(record, dict) or not all(isinstance(record.get(language), str) for language in languages):
         raise ValueError(f"not an object with a text under each of {' and '.join(map(repr, languages))}")
     return [admit(record[language], counts, invalid) for language in languages]

@@ -48,6 +48,7 @@ __all__ = [
     "learn",
     "load",
     "spellings",
+    "unprefixed",
 ]
 
 
@@ -100,7 +101,7 @@ def spellings(tokenizer: Tokenizer, phrase: str) -> list[list[int]]:
     """
     if not phrase:
         return []
-    cut, phrase = _cut(tokenizer), closed(tokenizer, phrase)
+    cut, phrase = unprefixed(tokenizer), closed(tokenizer, phrase)
     before = [("", ""), *((head, space) for head in BEFORE for space in (" ", ""))]
     whole, heads = cut([f"{head}{space}{phrase}" for head, space in before]), cut([head for head, _ in before])
     found = [ids[len(head) :] for ids, head in zip(whole, heads, strict=True) if ids[: len(head)] == head]
@@ -113,13 +114,13 @@ def spellings(tokenizer: Tokenizer, phrase: str) -> list[list[int]]:
 
 def beginning(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of the beginning of an output, without trailing white space where `closed` drops it."""
-    (ids,) = _cut(tokenizer)([closed(tokenizer, text)])
+    (ids,) = unprefixed(tokenizer)([closed(tokenizer, text)])
     return ids
 
 
 def following(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of a text that continues another one, whose last word it may be a part of."""
-    cut = _cut(tokenizer)
+    cut = unprefixed(tokenizer)
     alone, *whole = cut([text, *(head + text for head in BEFORE)])
     both = zip(cut(BEFORE), whole, strict=True)
     return next((ids[len(head) :] for head, ids in both if ids[: len(head)] == head), alone)
@@ -132,12 +133,12 @@ def closed(tokenizer: Tokenizer, text: str) -> str:
     """
     if text == text.rstrip():
         return text
-    (ids,) = _cut(tokenizer)([text])
+    (ids,) = unprefixed(tokenizer)([text])
     space = tokenizer.tokens[ids[-1]] if ids else ""
     return text.rstrip() if any(token.startswith(space) and token != space for token in tokenizer.tokens) else text
 
 
-def _cut(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[list[int]]]:
+def unprefixed(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[list[int]]]:
     """Return a function that encodes texts without the prefix that imported tokenizers may prepend."""
     return getattr(tokenizer, "cut", tokenizer.encode)
 

@@ -221,6 +221,12 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path, contents, message):
         read(split)
 
 
+def test_a_json_key_named_translation_may_hold_a_text(tmp_path):
+    write(tmp_path, train_jsonl=b'{"en": "a house", "translation": "ein Haus"}\n')
+    split = open_split(SourceConfig(dir=str(tmp_path), target_language="translation"), "train")
+    assert read(split)[0] == [Pair("a house", "ein Haus")]
+
+
 def test_line_feeds_inside_json_texts_are_replaced_and_counted(tmp_path):
     write(tmp_path, train_jsonl=b'{"en": "a\\nb", "de": "c\\r\\n"}\r\n')
     assert read(open_split(files(tmp_path), "train")) == (

@@ -15,11 +15,11 @@ FLAT = {"id": [1] * 2_500, "en": [pair.source for pair in PAIRS], "de": [pair.ta
 NESTED = {"translation": [{"en": pair.source, "de": pair.target} for pair in PAIRS]}
 
 
-def write(path, table):
+def write(path, table, new=pa.ipc.new_stream):
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(table, path, row_group_size=700)
         return
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as stream:
         stream.write_table(table, max_chunksize=900)
 
 
@@ -27,12 +27,14 @@ def tables(folder, **options):
     return SourceConfig(source="tables", dir=str(folder), **options)
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("suffix", "new"), [("parquet", None), ("arrow", pa.ipc.new_stream), ("arrow", pa.ipc.new_file)]
+)
 @pytest.mark.parametrize("columns", [FLAT, NESTED], ids=["flat", "nested"])
-def test_shards_of_tables_are_read_from_any_row(tmp_path, suffix, columns):
+def test_shards_of_tables_are_read_from_any_row(tmp_path, suffix, new, columns):
     table = pa.table(columns)
-    write(tmp_path / f"train-00000-of-00002.{suffix}", table.slice(0, 2_000))
-    write(tmp_path / f"train-00001-of-00002.{suffix}", table.slice(2_000))
+    write(tmp_path / f"train-00000-of-00002.{suffix}", table.slice(0, 2_000), new)
+    write(tmp_path / f"train-00001-of-00002.{suffix}", table.slice(2_000), new)
     split, counts = open_split(tables(tmp_path), "train-*"), Counter()
     assert (list(split.read(counts)), split.size) == (PAIRS, 2_500)
     assert counts == {"texts with unusual line separators, kept": 2_500}
@@ -46,6 +48,16 @@ def test_shards_of_tables_are_read_from_any_row(tmp_path, suffix, columns):
     (tmp_path / f"train-00001-of-00002.{suffix}").write_bytes(whole[:-900])
     with pytest.raises(UserError, match=r"train-00001-of-00002.*: not a complete"):
         open_split(tables(tmp_path), "train-*")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view()], ids=str)
+def test_a_column_named_translation_may_hold_texts(tmp_path, suffix, kind):
+    write(tmp_path / f"train.{suffix}", pa.table({"translation": pa.array(["ein Haus", "x"], kind), "id": [1, 2]}))
+    split = open_split(tables(tmp_path, source_language="", target_language="translation"), "train")
+    assert list(split.read(Counter())) == [Pair("", "ein Haus"), Pair("", "x")]
+    with pytest.raises(UserError, match=r"no text or class column 'en'; it has translation, id: set data"):
+        open_split(tables(tmp_path, target_language="translation"), "train")
 
 
 def test_classes_have_names_and_what_is_missing_is_named(tmp_path):
