@@ -3,7 +3,6 @@ import doctest
 import json
 import math
 import re
-import resource
 import shutil
 import threading
 import time
@@ -27,6 +26,7 @@ from jformer.integrity import with_digest
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import abstract_like, replicated
+from tests.faults.full_disk import no_file_above
 
 
 def kept(every, count, *steps, **costs):
@@ -427,18 +427,14 @@ def test_arrays_of_another_model_are_refused_by_path_with_both_sides(finished):
 
 
 def test_a_disk_that_is_full_is_one_line_and_old_steps_stay_valid(copied, caplog):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Checkpoints(copied / "checkpoints", every=10) as run:
         large = {"params": {"w": jnp.arange(1 << 18, dtype=jnp.float32)}}
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # no file may grow beyond 64 KiB
-        try:
-            with pytest.raises(UserError, match=r"/40: could not be written \(.*\); step 33 is the last that is saved"):
-                run.save(40, large, {}, None)
-                for _ in range(3_000):  # as a loop over updates
-                    run.check_save()
-                    time.sleep(0.01)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        failed = r"/40: could not be written \(.*\); step 33 is the last that is saved"
+        with no_file_above(1 << 16), pytest.raises(UserError, match=failed):
+            run.save(40, large, {}, None)
+            for _ in range(3_000):  # as a loop over updates
+                run.check_save()
+                time.sleep(0.01)
         assert sorted(path.name for path in (copied / "checkpoints").iterdir()) == ["20", "30", "33"]
         run.save(40, state(40), {}, None)
     assert newest(copied).step == 40

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import resource
 
 import pytest
 
@@ -11,6 +10,7 @@ from jformer.config.options import Config, EvaluateConfig
 from jformer.data.data_config import DataConfig
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.evaluation import records, results
+from tests.faults.full_disk import no_file_above
 
 
 def scored(bleu, key="test", steps=(40,), evaluate=None, data=None, **decode):
@@ -75,13 +75,8 @@ def test_a_file_that_is_no_results_is_replaced_and_that_is_said(tmp_path, capsys
 def test_a_full_disk_leaves_the_scores_of_before(tmp_path):
     results.save(tmp_path, scored(30.0))
     before = (tmp_path / "results.json").read_text()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            results.save(tmp_path, scored(32.0, beam_size=1))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with no_file_above(64), pytest.raises(OSError, match="File too large"):
+        results.save(tmp_path, scored(32.0, beam_size=1))
     assert (tmp_path / "results.json").read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert json.loads(before)["schema"] == 2

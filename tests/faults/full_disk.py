@@ -1,11 +1,14 @@
 """A disk that fills up, and files that may not grow: one line, whole steps, nothing left behind, and on it goes."""
 
 import contextlib
+import os
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 from tests.faults.children import End, run
 from tests.faults.runs import FURTHER, LONG, Runs, command
@@ -61,13 +64,18 @@ def limit_files(size: int) -> None:
 
 @contextlib.contextmanager
 def no_file_above(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond a size, as long as this lasts."""
+    """Let no file of this process grow beyond a size, as long as this lasts.
+
+    No bytecode is written meanwhile: Python would cut it off at that size and keep it for later processes.
+    """
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+    unwritten = mock.patch.dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+    with unwritten, mock.patch.object(sys, "dont_write_bytecode", True):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 @contextlib.contextmanager
