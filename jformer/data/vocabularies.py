@@ -142,7 +142,9 @@ def directed(
         source = source.with_symbols(**{own or "before": (_language(source, languages[0]),)})
     if languages[1]:
         first = _language(target, languages[1])
-        target = target.with_symbols(**({"bos": first} if own == "after" else {"before": (first,)}))
+        target = target.with_symbols(
+            **({"bos": first} if own == "after" and not target.symbols.before else {"before": (first,)})
+        )
     return source, target
 
 

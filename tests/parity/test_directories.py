@@ -255,7 +255,7 @@ def test_outputs_of_bart_begin_with_its_first_token_if_it_is_forced(forced, tmp_
     theirs = write(tmp_path / "model", "BartForConditionalGeneration", roberta, {}, **BART, pad_token_id=1,
                    bos_token_id=0, eos_token_id=2, decoder_start_token_id=2)  # fmt: skip
     settings = {"forced_bos_token_id": forced, "max_new_tokens": 9, "eos_token_id": 2, "decoder_start_token_id": 2,
-                "stop_strings": ["x"], "top_p": 0.9, "pad_token_id": 1}  # fmt: skip
+                "stop_strings": ["x"], "top_p": 0.9, "pad_token_id": 1, "forced_eos_token_id": 2}  # fmt: skip
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(settings))
     run, summary = imported(tmp_path / "model")
     assert summary.endswith("not carried over: stop_strings=['x']")

@@ -91,6 +91,33 @@ def test_an_adapter_computes_the_same_and_goes_back(name, tmp_path):
     assert apart(found[real], expected[real]) < 1e-6, summary
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing", "ignore::UserWarning")  # PEFT's
+@pytest.mark.parametrize("saved", slow_but(["lm_head", "wte"], "lm_head"))
+def test_a_table_is_tied_as_in_the_base_or_refused(saved, tmp_path):
+    pair = Pair("GPT2LMHeadModel", MODELS["GPT2LMHeadModel"][0], tmp_path / "model")  # 16 inputs: not 3 equal parts
+    write_base(pair, tmp_path / "base")
+    options = {"target_modules": ["c_attn"], "fan_in_fan_out": True, "modules_to_save": [saved]}
+    theirs = peft.get_peft_model(pair.theirs, peft.LoraConfig(**options, ensure_weight_tying=True)).eval()
+    draw(theirs)
+    theirs.save_pretrained(tmp_path / "adapter")
+    arguments = tmp_path / "adapter", str(tmp_path / "run"), str(tmp_path / "base")
+    if saved == "wte":  # PEFT ties no table of that name
+        with pytest.raises(
+            UserError, match=r"wte\.weight and not lm_head\.weight, which the base ties to it: train both"
+        ):
+            import_adapter(*arguments)
+        return
+    import_adapter(*arguments)
+    export_adapter(str(tmp_path / "run"), tmp_path / "back", "model")
+    again = peft.PeftModel.from_pretrained(type(pair.theirs).from_pretrained(tmp_path / "model"), tmp_path / "back")
+    with torch.no_grad():
+        expected, found = (their_logits(each.eval(), pair.model, pair.batch, {}).numpy() for each in (theirs, again))
+    merged, real = restore(tmp_path / "run", mesh=make_mesh(1)), pair.real().astype(bool)
+    ours = np.asarray(merged.model.apply({"params": merged.params}, pair.batch))[..., : expected.shape[-1]]
+    assert apart(ours[real], expected[real]) < 1e-5
+    assert apart(found[real], expected[real]) < 1e-6
+
+
 HEADS = {  # of a base that predicts masked tokens: its class, tokenizer and sizes, the class of the adapter, its task
     "labels": ("RobertaForMaskedLM", roberta, ROBERTA, "RobertaForSequenceClassification", "SEQ_CLS"),
     "tags": ("BertForMaskedLM", wordpiece, BERT, "BertForTokenClassification", "TOKEN_CLS"),

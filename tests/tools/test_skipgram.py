@@ -101,6 +101,8 @@ def test_a_text_of_two_words_is_enough_and_one_without_pairs_is_refused(tmp_path
     flags = [f"--output={tmp_path / 'new' / 'v'}", "--size=4", "--epochs=2", "--sample=1"]
     assert main([f"--input={tmp_path / 'few'}", *flags]) == 0
     assert (tmp_path / "new" / "v").read_text().startswith("2 4\n")
+    (tmp_path / "rare").write_text("a b\n" * 2)
+    assert main([f"--input={tmp_path / 'rare'}", *flags, "--min_count=2"]) == 0
     (tmp_path / "none").write_text("a\nb\n" * 6)
     assert main([f"--input={tmp_path / 'none'}", *flags]) == 2
     assert "no line has two frequent words" in capsys.readouterr().err

@@ -32,6 +32,11 @@ class Symbols(NamedTuple):
     between: tuple[int, ...] = ()  # in front of every text of an example but the first
     noise: tuple[int, ...] = ()  # masks or sentinels, in order; without any, ids past the vocabulary serve
 
+    @property
+    def ids(self) -> set[int]:
+        """All of them."""
+        return {i for each in self for i in (each if isinstance(each, tuple) else (each,))}
+
 
 class OneFile:
     """Base of tokenizers that are saved as one file, whose digest is the fingerprint."""

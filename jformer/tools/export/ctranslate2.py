@@ -48,7 +48,7 @@ def check(config: ModelConfig) -> None:
         "parametrization": ("standard",),
         "positions": ("sinusoidal", "learned", "relative", "rotary", "none"),
         "embedding_scale": ("input", "output", "none"),
-        "d_v": (0, config.key_size),
+        "d_v": (config.d_v,) if config.value_size == config.key_size else (config.key_size,),
         "activation": (*ACTIVATIONS, *GATES),
         "norm_type": ("layernorm", "rmsnorm"),
     }

@@ -80,8 +80,7 @@ def _special(tokenizer: Changeable) -> set[int]:
     listed = [tokenizer.ids[token] for token in tokenizer.specials] if isinstance(tokenizer, PiecesTokenizer) else (
         tokenizer.specials
     )  # fmt: skip
-    symbols = [i for each in tokenizer.symbols for i in (each if isinstance(each, tuple) else (each,))]
-    return {*listed, *symbols}
+    return {*listed, *tokenizer.symbols.ids}
 
 
 def extend(workdir: str, new: str, files: Sequence[Path]) -> str:

@@ -13,9 +13,12 @@ UNLIKE = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "encoder
           "begin_suppress_tokens": [], "exponential_decay_length_penalty": [], "sequence_bias": {},
           "force_words_ids": [], "guidance_scale": 1.0, "remove_invalid_values": False,
           "num_return_sequences": 1}  # fmt: skip
-READ = ("num_beams", "length_penalty", "early_stopping", "max_length", "max_new_tokens", "min_length", "min_new_tokens",
-        "no_repeat_ngram_size", "renormalize_logits", "bad_words_ids", "do_sample", "eos_token_id", "bos_token_id",
-        "pad_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")  # fmt: skip
+# Settings that are read, and their values where a file has none.
+USUAL = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False, "max_length": LIMIT, "max_new_tokens": None,
+         "min_length": 0, "min_new_tokens": None, "no_repeat_ngram_size": 0, "renormalize_logits": False,
+         "bad_words_ids": None, "do_sample": False, "forced_bos_token_id": None,
+         "forced_eos_token_id": None}  # fmt: skip
+READ = (*USUAL, "eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "epsilon_cutoff", "eta_cutoff")  # without do_sample, inert
 INERT = ("_from_model_config", "transformers_version", "use_cache", "cache_implementation", "cache_config",
          "return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores", "output_logits",
@@ -37,18 +40,27 @@ def read(
     Their lengths count the first token and the language; ours do not.
 
     Args:
-        fields: of config.json, where older models have these settings.
-        own: of generation_config.json, which take precedence.
+        fields: of config.json, where older models have these settings; as in transformers 5, only the end is read if
+            there is a generation_config.json.
+        own: of generation_config.json; {} = there is none.
         symbols: of the target.
         tokens: the token of each id.
         language: whether texts begin with a language token, which then starts outputs whatever the settings say.
         continues: whether outputs continue a prompt, which theirs counts in max_length and min_length.
     """
-    fields = {key: value for key, value in {**fields, **own}.items() if value is not None}
+    own = {key: value for key, value in own.items() if value is not None}
+    fields = {key: value for key, value in fields.items() if value is not None}
+    notes = []
+    if own:
+        notes = [f"{key}={fields[key]!r} of config.json" for key, off in {**USUAL, **UNLIKE}.items()
+                 if fields.get(key) not in (None, [], {}, off, own.get(key))]  # fmt: skip
+        fields = {"eos_token_id": fields.get("eos_token_id", []), **own}
     forced = language or "forced_bos_token_id" in fields or bool(fields.get("force_bos_token_to_be_generated"))
     before = len(symbols.before) if forced else 0
     beams, penalty = fields.get("num_beams", 1), float(fields.get("length_penalty", 1.0))
-    notes = [f"{key}={fields[key]!r}" for key, off in UNLIKE.items() if fields.get(key, off) not in (off, None, [], {})]
+    notes += [
+        f"{key}={fields[key]!r}" for key, off in UNLIKE.items() if fields.get(key, off) not in (off, None, [], {})
+    ]
     known = (*READ, *UNLIKE, *INERT, *(() if fields.get("do_sample") else SAMPLING))
     notes += [f"{key}={value!r}" for key, value in own.items() if value and key not in known]
     for whole, new in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
@@ -85,8 +97,18 @@ def read(
     return DecodeConfig(**options), notes
 
 
-def write(options: DecodeConfig, symbols: Symbols, ids: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
-    """Return the generation_config.json of a run, and notes on options without a counterpart."""
+def write(
+    options: DecodeConfig, symbols: Symbols, ids: Mapping[str, int], longest: int = 0, places: int = 0
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the generation_config.json of a run, and notes on options without a counterpart.
+
+    Args:
+        options: of the run.
+        symbols: of the target.
+        ids: the id of each token.
+        longest: the most tokens of a source, which outputs may exceed by max_extra_length; 0 = there is none.
+        places: the most positions of an output; 0 = any number.
+    """
     before, default = len(symbols.before) if options.forced_start else 0, DecodeConfig()
     notes = [f"decode.{key}={getattr(options, key)!r}" for key in OURS_ALONE
              if getattr(options, key) != getattr(default, key)]  # fmt: skip
@@ -99,12 +121,16 @@ def write(options: DecodeConfig, symbols: Symbols, ids: Mapping[str, int]) -> tu
             notes.append("decode.ended_first=True")
         if options.patience not in (0.0, 1.0):
             notes.append(f"decode.patience={options.patience}")
+    most = options.max_extra_length + longest
+    most = min(most, options.max_length or most)
+    if options.max_extra_length < most:
+        notes.append(f"decode.max_extra_length={options.max_extra_length}")
     never = {ids[word] for word in options.forbid} | ({symbols.pad, symbols.bos} & {*ids.values()})
     fields: dict[str, Any] = {
         "num_beams": options.beam_size,
         "early_stopping": True if options.patience else "never" if options.beam_size > 1 else False,
         "length_penalty": options.length_penalty if options.beam_size > 1 else None,
-        "max_new_tokens": (options.max_length or options.max_extra_length) + before,
+        "max_new_tokens": min(most + before, places or most + before),
         "no_repeat_ngram_size": options.no_repeat_ngram,
         "min_new_tokens": options.min_length + before if options.min_length else None,
         "bad_words_ids": [[i] for i in sorted(never - {symbols.eos})] or None,

@@ -23,7 +23,7 @@ from jformer.checkpoints.untie_layers import own_layers
 from jformer.checkpoints.weights import abstract_params, load_parent, load_saved, write_run
 from jformer.config import resolve
 from jformer.config.options import Config
-from jformer.data.tokenizers import Tokenizer
+from jformer.data.tokenizers import NumberTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.integrity import parse_object
 from jformer.models import build_model
@@ -40,13 +40,15 @@ from jformer.tools.hf.write_model import express, in_units, read_run
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the names of all tensors
 WITHOUT_EFFECT = (  # fields that do not affect the computation, or that the tensors already imply
-    "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "eva_config", "fan_in_fan_out",
-    "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "megatron_core", "modules_to_save",
-    "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
+    "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "exclude_modules", "eva_config",
+    "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "megatron_core",
+    "modules_to_save", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
 )  # fmt: skip
 READ = ("r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern")
 REPEATED = re.compile(r"\.(modules_to_save|original_module)\.")  # in names of tensors that are stored twice
 INITIAL = (True, False, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave the base unchanged
+WITH_LOGITS = ("translate", "lm", "mlm")  # tasks of models that project to the vocabulary
+HEAD = "lm_head"  # the projection; PEFT ties only tables that are named embed_tokens or this
 OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 TASK_TYPES = {"translate": "SEQ_2_SEQ_LM", "lm": "CAUSAL_LM", "classify": "SEQ_CLS", "tag": "TOKEN_CLS",
               "qa": "QUESTION_ANS"}  # fmt: skip
@@ -76,7 +78,7 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
         parent, model = load_parent(base, mesh), sized(config, tokenizers).merged
         table = table_of(family, model, config.task)
         shapes = flatten_dict(abstract_params(build_model(model), mesh), sep="/")
-        adapters = Reading(source, fields, shapes).adapters(table)
+        adapters = Reading(source, fields, shapes, tied_tables(family, table, config.task)).adapters(table)
         known = {*adapters, *flatten_dict(parent.params, sep="/")}
         if lacking := sorted(table[name].theirs for name in {*shapes} - known):
             raise UserError(f"{directory}: neither the adapter nor {base} has {', '.join(lacking[: tables.SHOWN])}: "
@@ -141,6 +143,17 @@ def scale_of(fields: Fields, module: str = "", rank: int = 0) -> float:
     return float(alpha / (rank**0.5 if fields.get("use_rslora") else rank))
 
 
+def tied_tables(family: HfFamily, table: Table, task: str) -> dict[str, list[str]]:
+    """Return a table of tokens → the tensors of theirs that are tied to it."""
+    own = {entry.theirs for entry in table.values()}
+    found = {
+        path: [copy for copy, first in family.copies.items() if first == entry.theirs and copy not in own]
+        for path, entry in table.items()
+        if task in WITH_LOGITS and path.endswith("embedding/embedding")
+    }
+    return {path: copies for path, copies in found.items() if copies}
+
+
 def module_of(entry: Entry) -> str:
     """Return the name of the module of one of their tensors; `{}` stands for a layer."""
     return entry.theirs.rpartition(".")[0]
@@ -161,8 +174,8 @@ def order_of(entry: Entry, shape: tuple[int, ...]) -> Order | None:
         numbers = [np.broadcast_to(np.expand_dims(np.arange(n), 1 - axis), sizes) for axis, n in enumerate(sizes)]
         try:
             inputs, outputs = (entry.read(each.T if turned else each) for each in numbers)
-        except ValueError:
-            return None
+        except ValueError:  # such as a width that does not split into the parts of the other axis
+            continue
         if inputs.shape == shape and len({*inputs[:, 0].tolist()}) == shape[0]:
             return Order(inputs[:, 0], outputs[0], turned)
     return None
@@ -179,9 +192,11 @@ def _layers(entry: Entry, leaf: Any) -> range:
 class Reading:
     """The tensors of an adapter as our parameters."""
 
-    def __init__(self, source: tensors.Tensors, fields: Fields, shapes: Mapping[str, Any]) -> None:
-        """Take the tensors, adapter_config.json, and the parameters of the base by name."""
-        self._source, self._fields, self._shapes = source, fields, shapes
+    def __init__(
+        self, source: tensors.Tensors, fields: Fields, shapes: Mapping[str, Any], tied: Mapping[str, list[str]]
+    ) -> None:
+        """Take the tensors, adapter_config.json, the parameters of the base by name, and its tied tables."""
+        self._source, self._fields, self._shapes, self._tied = source, fields, shapes, tied
         self._read = set[str]()
 
     def adapters(self, table: Table) -> dict[str, np.ndarray]:
@@ -230,7 +245,8 @@ class Reading:
     def _whole(self, table: Table) -> dict[str, np.ndarray]:
         """Return the parameters that the adapter has whole, as PEFT's modules_to_save and biases are.
 
-        Raises UserError for one of another shape, such as a table with further tokens.
+        Raises UserError for one of another shape, such as a table with further tokens, and for a tied table without
+        its copies, which PEFT leaves as they are in the base.
         """
         whole = {}
         for path, entry in table.items():
@@ -239,18 +255,27 @@ class Reading:
                 self._read |= {*names}
                 layers = [self._source.read(name, entry.read) for name in names]
                 whole[path] = np.stack(layers) if "{}" in entry.theirs else layers[0]
-                if (found := whole[path].shape) != (wanted := self._shapes[path].shape):
+                found = whole[path]
+                if found.shape != (wanted := self._shapes[path].shape):
                     raise UserError(
-                        f"{WEIGHTS}: {names[0]} gives {found}, and our {path} has {wanted}: import the base that the "
-                        "adapter was saved over, with as many tokens and classes"
+                        f"{WEIGHTS}: {names[0]} gives {found.shape}, and our {path} has {wanted}: import the base that "
+                        "the adapter was saved over, with as many tokens and classes"
                     )
+                for copy in self._tied.get(path, ()):
+                    self._read.add(copy)
+                    if copy not in self._source.found or not np.array_equal(self._source.read(copy, entry.read), found):
+                        raise UserError(
+                            f"{WEIGHTS}: replaces {names[0]} and not {copy}, which the base ties to it: train both "
+                            f"with modules_to_save=['{HEAD}'] and ensure_weight_tying=True"
+                        )
         return whole
 
 
 def export_adapter(workdir: str, target: Path, base: str) -> str:
     """Write a run of adapters as a directory that PEFT loads over the model `base`, and return a summary.
 
-    Raises UserError for a run without adapters, and for parameters trained whole that are not all of a module.
+    Raises UserError for a run without adapters, for parameters trained whole that are not all of a module, and for a
+    table that PEFT does not tie as the model does.
     """
     run = read_run(workdir)
     config, model, lora = run.config, run.model, run.config.model.lora
@@ -259,7 +284,15 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
     new_directory(target, "--output=")
     family, _ = express(config.task, model, workdir, origin=run.origin.get("model_type", ""))
     _, params = own_layers(model, load_saved(run.path, config, make_mesh(1)).params)
-    params = in_units(params, run.tokenizers[1])
+    answers, head = run.tokenizers[1], {"kernel", "bias"}
+    whole_head = head <= {*params.get("classifier", {})}
+    if isinstance(answers, NumberTokenizer) and (answers.mean, answers.deviation) != (0, 1) and not whole_head:
+        raise UserError(
+            f"{workdir}: model.lora.also={lora.also} leaves out a part of the classifier, which would give numbers "
+            f"with their mean {answers.mean:g} and deviation {answers.deviation:g} in theirs: add '^classifier/', or "
+            "export the merged model, without --adapter_of"
+        )
+    params = in_units(params, answers)
     table = table_of(family, model, config.task)
     saved = {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
     factors = list(their_factors(table, saved))
@@ -269,16 +302,21 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
     if parts := [path for path, entry in table.items() if module_of(entry) in modules and path not in whole]:
         raise UserError(f"{workdir}: model.lora.also={lora.also} trains a module without its {parts[0]}, "
                         "which PEFT cannot store: export the merged model, without --adapter_of")  # fmt: skip
+    tied = {path: copies for path, copies in tied_tables(family, table, config.task).items() if path in whole}
+    for path, copies in tied.items():
+        if copies != [f"{HEAD}.weight"]:  # it makes further tables linear layers, and ties no other projection
+            raise UserError(f"{workdir}: model.lora.also={lora.also} trains {path}, which PEFT does not tie to "
+                            f"{copies[0]}: export the merged model, without --adapter_of")  # fmt: skip
+    modules |= {HEAD} if tied else set()
     written = [(f"{PREFIX}{name}.lora_{letter}.weight", array.T)
                for name, pair, _ in factors for letter, array in zip("AB", pair, strict=True)]  # fmt: skip
-    written += [
-        (f"{PREFIX}{name}", array)
-        for name, array in tables.to_tensors(whole, unflatten_dict({path: saved[path] for path in whole}, sep="/"))
-    ]
+    own = dict(tables.to_tensors(whole, unflatten_dict({path: saved[path] for path in whole}, sep="/")))
+    own |= {copy: own[table[path].theirs] for path, copies in tied.items() for copy in copies}
+    written += [(f"{PREFIX}{name}", array) for name, array in own.items()]
     fields = adapter_fields(lora, table, {name: a.shape[1] for name, (a, _), _ in factors}, layers)
     fields |= {"fan_in_fan_out": not all(turned for *_, turned in factors)}
     fields |= {"base_model_name_or_path": base, "task_type": TASK_TYPES.get(config.task)}
-    fields |= {"modules_to_save": sorted(modules) or None}
+    fields |= {"modules_to_save": sorted(modules) or None, "ensure_weight_tying": bool(tied)}
     target.mkdir(parents=True, exist_ok=True)
     size = tensors.write(target, written)
     (target / tensors.WHOLE).rename(target / WEIGHTS)

@@ -52,7 +52,9 @@ def read_modules(directory: Path) -> SentenceModules | None:
     length = texts.get("max_seq_length")
     length = read_json(directory / CONFIG, {}).get("model_max_length") if length is None else length
     prompts = read_json(directory / PROMPTS, {}).get("prompts") or {}
-    notes = [f"the prompt {text!r} (give it as --prefix)" for text in prompts.values() if text]
+    apart = settings.get("include_prompt") is False and poolings == {"mean"}
+    how = "include_prompt=False leaves it out of the mean, --prefix does not" if apart else "give it as --prefix"
+    notes = [f"the prompt {text!r} ({how})" for text in prompts.values() if text]
     notes += [f"{older[0].name}: do_lower_case (lowercase texts)"] if texts.get("do_lower_case") else []
     return SentenceModules(poolings.pop(), len(kinds) > 2, length if type(length) is int else 0, notes)
 

@@ -252,13 +252,14 @@ class TokenizerFiles:
             around["before"] = (bos,)
         elif self.model_type in LANGUAGES:
             code = self.language(language, f"{side}_language")
-            mbart50 = str(self.config.get("tokenizer_class", "")).startswith("MBart50")
-            legacy = self.model_type == "mbart" and not mbart50
-            start = code if legacy and side == "target" else start
-            if not legacy:
-                around["before"] = (code,)
-            elif side == "source":
+            named = str(self.config.get("tokenizer_class", ""))
+            mbart = self.model_type == "mbart" and not named.startswith("MBart50")
+            start = code if mbart and side == "target" else start
+            nllb = named.startswith("Nllb") and bool(self.config.get("legacy_behaviour"))  # of sources alone
+            if side == "source" and (mbart or nllb):
                 around["after"] = (code,)
+            elif not mbart:
+                around["before"] = (code,)
         bos = start if start >= 0 else bos
         if bos < 0 or eos < 0:
             raise UserError(

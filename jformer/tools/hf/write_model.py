@@ -103,7 +103,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
         written = itertools.chain(written, [(BIAS, np.zeros((1, model.target_vocab_size), np.float32))])
     size = tensors.write(target, written, shard_bytes)
     (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    notes = [*write_settings(target, family, run, kept), *learned.differences(text)]
+    notes = [*write_settings(target, family, run, kept, fields), *learned.differences(text)]
     if config.task == "embed":
         write_modules(target, config)
     notes += ["the projection to the vocabulary"] if is_bare(model, config.task) else []
@@ -176,10 +176,17 @@ def symbol_fields(run: StoredRun) -> dict[str, Any]:
     return fields | ({"pad_token_id": pad} if pad < text.vocab_size else {})
 
 
-def write_settings(target: Path, family: HfFamily, run: StoredRun, kept: Mapping[str, str]) -> list[str]:
+def write_settings(
+    target: Path, family: HfFamily, run: StoredRun, kept: Mapping[str, str], model: Mapping[str, Any]
+) -> list[str]:
     """Write generation_config.json or preprocessor_config.json; return notes on options without a counterpart.
 
-    A file of `kept`, those of the imported model, is written back unchanged if it still gives the same options.
+    Args:
+        target: the directory.
+        family: of the exported model.
+        run: that is exported.
+        kept: files of the imported model, written back unchanged if they still give the same options.
+        model: the content of config.json.
     """
     config, (images, written) = run.config, run.tokenizers
     if config.task in ("translate", "lm"):
@@ -190,7 +197,9 @@ def write_settings(target: Path, family: HfFamily, run: StoredRun, kept: Mapping
                 (target / SETTINGS).write_text(kept[SETTINGS], "utf-8")
                 return []
         ids = {token: i for i, token in enumerate(written.tokens)}
-        settings, notes = generation.write(config.decode, written.symbols, ids)
+        longest, places = (config.data.max_source_length, model.get("max_position_embeddings", 0))
+        sizes = (longest, places) if config.task == "translate" else (0, 0)
+        settings, notes = generation.write(config.decode, written.symbols, ids, *sizes)
         settings = {**symbol_fields(run), **settings}
         (target / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
         return notes

@@ -47,11 +47,11 @@ class Workers:
     def __init__(self, engine: Engine, limits: Limits, model: Executor, growing: Executor) -> None:
         """Compute answers, scores and views in one thread, `model`, and streams in another, `growing`."""
         full, self._limits = engine.predictor.config.decode.batch_size, limits
-        self.engine, self.growing = engine, growing
+        self.engine = engine
         self.answers = Batcher(engine.answer, model, full, limits)
         self.scores = Batcher(engine.score, model, full, limits)
         self.views = Batcher(engine.look_into, model, 1, limits)
-        self.streams = Streams(engine.grow, growing, full, limits)
+        self.streams = Streams(engine.pieces, engine.grow, growing, full, limits)
 
     @property
     def waiting(self) -> int:
@@ -143,8 +143,8 @@ def _add_answers(app: FastAPI, engine: Engine, works: Mapping[str | None, Worker
         requests = work.engine.requests(body)
         if not body.stream:
             return {"answers": await work.ask(work.answers, requests)}
-        groups = await asyncio.get_running_loop().run_in_executor(work.growing, work.engine.streamed, requests)
-        return Events(work.streams, work.streams.open(groups), work.engine.record)
+        work.engine.check_streamed(requests)
+        return Events(work.streams, await work.streams.open(requests), work.engine.record)
 
     if engine.scores:
 

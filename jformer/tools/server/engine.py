@@ -12,7 +12,7 @@ from jformer.data.data_config import Languages
 from jformer.data.sources.split import Pair
 from jformer.data.spans import joined_text
 from jformer.data.text import admit
-from jformer.data.tokenizers import NUM_SYMBOLS, UNK
+from jformer.data.tokenizers import NUM_SYMBOLS
 from jformer.errors import UserError
 from jformer.inference.answers import Attended, Output, Piece, Request
 from jformer.inference.batching import FEW, SMALL_BATCH
@@ -120,11 +120,14 @@ class Engine:
         for some in self.predictor.arriving(requests):
             yield {number: self.record(outputs) for number, outputs in some.items()}
 
-    def streamed(self, requests: Sequence[Request]) -> list[list[Piece]]:
-        """Return requests as `grow` takes them; raise UserError for those that cannot be streamed."""
+    def check_streamed(self, requests: Sequence[Request]) -> None:
+        """Raise UserError for requests that cannot be streamed, or not at a time."""
         refuse_streaming(self.predictor.task.answer, self.predictor.config.decode)
         if len(requests) > self._limits.streams:
             raise UserError(f"{len(requests)} texts are more than the {self._limits.streams} of a stream; send several")
+
+    def pieces(self, requests: Sequence[Request]) -> list[list[Piece]]:
+        """Return requests as `grow` takes them; raise UserError for those that cannot be answered."""
         return self.predictor.inputs.pieces(requests)
 
     def grow(self, groups: Sequence[Sequence[Piece]]) -> Streaming:
@@ -148,18 +151,18 @@ class Engine:
     def _prefixes(self, attended: Attended) -> list[list[str | None]]:
         """Return, for each place and each likely token there, the prefix of a translation that takes this token.
 
-        It is None for special symbols such as the end. For tasks that take no prefix, the list is empty.
+        It is None for tokens that no text expresses: symbols such as the end, languages, and rows past the vocabulary.
+        For tasks that take no prefix, the list is empty.
         """
         if self.route != ROUTES["text"]:
             return []
-        written = [self._numbers.get(choice.token, UNK) for choice in attended.choices]
-        prefixes: list[list[str | None]] = []
+        target, prefixes = self.predictor.tokenizers[1], list[list[str | None]]()
+        written = [self._numbers.get(choice.token, target.symbols.unk) for choice in attended.choices]
         for place, choice in enumerate(attended.choices):
-            numbers = [self._numbers.get(token, UNK) for token, _ in choice.likeliest]
-            begun = [self.predictor.tokenizers[1].decode([*written[:place], number]) for number in numbers]
-            prefixes.append(
-                [None if number < NUM_SYMBOLS else text for number, text in zip(numbers, begun, strict=True)]
-            )
+            before = target.decode(written[:place])
+            numbers = [self._numbers.get(token, target.symbols.unk) for token, _ in choice.likeliest]
+            begun = [None if i in target.symbols.ids else target.decode([*written[:place], i]) for i in numbers]
+            prefixes.append([None if text == before else text for text in begun])
         return prefixes
 
     @functools.cached_property

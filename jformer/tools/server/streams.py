@@ -8,22 +8,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from jformer.inference.answers import Piece
+from jformer.inference.answers import Piece, Request
 from jformer.inference.streaming import Streaming, StreamUpdate
 from jformer.tools.server.batcher import BusyError, gather
 from jformer.tools.server.limits import Limits
 
 GROUPS = 4  # active at a time; later requests are gathered for the next one
-Item = Sequence[Piece]  # a request
+Item = Sequence[Piece]  # of a request
 
 
 class Stream:
     """The items of one caller. Iterate over it for their updates; `Streams.close` abandons them."""
 
-    def __init__(self, items: Sequence[Item], seconds: float) -> None:
-        """Hold the items, which must be answered within some seconds."""
+    def __init__(self, items: Sequence[Item], seconds: float, until: float) -> None:
+        """Hold the items, which must be answered within some seconds, that is until a time of the event loop."""
         self.items, self.seconds, self.left = items, seconds, False
-        self._until = asyncio.get_running_loop().time() + seconds
+        self._until = until
         self._updates: asyncio.Queue[tuple[int, StreamUpdate] | Exception] = asyncio.Queue()
 
     def put(self, update: tuple[int, StreamUpdate] | Exception) -> None:
@@ -46,19 +46,42 @@ class Streams:
     """Gathers the items of several callers into groups, and gives each caller its own updates."""
 
     def __init__(
-        self, start: Callable[[Sequence[Item]], Streaming], executor: Executor, full: int, limits: Limits
+        self,
+        read: Callable[[Sequence[Request]], Sequence[Item]],
+        start: Callable[[Sequence[Item]], Streaming],
+        executor: Executor,
+        full: int,
+        limits: Limits,
     ) -> None:
-        """Take up to `full` items in a group, which `start` begins to answer; `run` must be running."""
-        self._start, self._executor, self._full, self._limits = start, executor, full, limits
+        """Gather requests; `run` must be running.
+
+        Args:
+            read: makes an item of each request; called by `executor`, as `start` is.
+            start: begins to answer a group.
+            executor: of one thread.
+            full: the most items of a group.
+            limits: on the items that are active, and on the time until they are answered.
+        """
+        self._read, self._start, self._executor, self._full, self._limits = read, start, executor, full, limits
         self._queue: asyncio.Queue[Stream] = asyncio.Queue()
         self.waiting = 0  # items without an answer so far
 
-    def open(self, items: Sequence[Item]) -> Stream:
-        """Return the stream of some items, to be closed by `close`. Raises BusyError if too many are active."""
-        if self.waiting and self.waiting + len(items) > self._limits.streams:
+    async def open(self, requests: Sequence[Request]) -> Stream:
+        """Return the stream of some requests, to be closed by `close`.
+
+        Raises BusyError if too many are active, TimeoutError if they are not read in time, and what `read` raises.
+        """
+        if self.waiting and self.waiting + len(requests) > self._limits.streams:
             raise BusyError
-        self.waiting += len(items)
-        stream = Stream(items, self._limits.answer_seconds)
+        seconds = self._limits.answer_seconds
+        until = asyncio.get_running_loop().time() + seconds
+        self.waiting += len(requests)
+        try:
+            async with asyncio.timeout_at(until):
+                stream = Stream(await self._compute(self._read, requests), seconds, until)
+        except BaseException:
+            self.waiting -= len(requests)
+            raise
         self._queue.put_nowait(stream)
         return stream
 

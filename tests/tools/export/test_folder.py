@@ -141,6 +141,7 @@ def test_the_program_runs_anywhere(program):
         ({"positions": "transformer_xl"}, "model.positions='transformer_xl'"),
         ({"embedding_scale": "positions"}, "model.embedding_scale='positions'"),
         ({"d_k": 8, "d_v": 4}, "model.d_v=4"),
+        ({"d_k": 6}, "model.d_v=0"),
         ({"residual": False}, "model.residual=False"),
         ({"parametrization": "mup"}, "model.parametrization='mup'"),
         ({"window": 4}, "model.window=4"),

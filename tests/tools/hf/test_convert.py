@@ -12,14 +12,18 @@ from etils.epath import Path
 
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import default_config, load_config, resolve, save_config
+from jformer.data.data_config import DataConfig
 from jformer.data.tokenizers import NumberTokenizer, Symbols, learn
 from jformer.data.tokenizers.pretrained import FastTokenizer
+from jformer.data.vocabularies import directed, load_tokenizers
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate
 from jformer.models import ExecutionConfig, build_model
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import FAMILIES, Texts, import_model, renamed
+from jformer.tools.hf.sentence_modules import read_modules
 from jformer.tools.hf.vocabulary import TokenizerFiles, read_kind, read_labels
 from jformer.tools.hf.write_model import StoredRun, export_model, symbol_fields
 from jformer.trainer import train
@@ -214,6 +218,22 @@ def test_a_language_is_not_the_piece_that_is_spelt_as_its_code():
     assert vocabulary.language("deu_Latn", "target_language") == 7
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_languages_stand_where_nllb_had_them_at_first_if_its_tokenizer_says_so(legacy, tmp_path):
+    tokenizer = load_tokenizers(small_runs.nllb(tmp_path / "run") / "tokenizer")[0]
+    (tmp_path / "tokenizer.json").write_text(tokenizer.content)
+    edit(tmp_path / "tokenizer_config.json", tokenizer_class="NllbTokenizerFast", legacy_behaviour=legacy)
+    files = TokenizerFiles(tmp_path, "m2m_100", {})
+    eng, deu = (files.ids[name] for name in ("eng_Latn", "deu_Latn"))
+    sides = [files.tokenizer(side, files.symbols(side, language, 2), "")
+             for side, language in (("source", "eng_Latn"), ("target", "deu_Latn"))]  # fmt: skip
+    expected = ((), (eng,), 2, (deu,)) if legacy else ((eng,), (), 2, (deu,))
+    assert (*sides[0].symbols[4:6], sides[1].symbols.bos, sides[1].symbols.before) == expected
+    back = directed(sides, DataConfig(), ("deu_Latn", "eng_Latn"))
+    expected = ((), (deu,), 2, (eng,)) if legacy else ((deu,), (), 2, (eng,))
+    assert (*back[0].symbols[4:6], back[1].symbols.bos, back[1].symbols.before) == expected
+
+
 @pytest.mark.parametrize(
     ("fields", "classes", "kind"),
     [
@@ -297,6 +317,27 @@ def test_no_setting_of_a_search_is_dropped_without_a_word(settings, told):
     assert notes == ["max_length=9 counts the prompt there, and new tokens alone here"]
 
 
+def test_settings_of_config_json_count_only_without_a_generation_config_json():
+    old, symbols = {"num_beams": 3, "max_length": 9, "forced_bos_token_id": 5, "eos_token_id": 1}, Symbols(0, 0, 1, 2)
+    assert generation.read(old, {}, symbols, WORDS)[0].beam_size == 3
+    options, notes = generation.read(old, {"max_length": 7, "eos_token_id": 1}, symbols, WORDS)
+    assert (options.beam_size, options.max_length) == (1, 6)
+    assert notes == [f"{key}={old[key]} of config.json" for key in ("num_beams", "max_length", "forced_bos_token_id")]
+
+
+@pytest.mark.parametrize(("limits", "tokens", "told"), [
+    ({"max_length": 0, "max_extra_length": 50}, 65, ["decode.max_extra_length=50"]),
+    ({"max_length": 60, "max_extra_length": 50}, 61, ["decode.max_extra_length=50"]),
+    ({"max_length": 40, "max_extra_length": 50}, 41, []),
+    ({"max_length": 0, "max_extra_length": 99}, 100, ["decode.max_extra_length=99"]),
+])  # fmt: skip
+def test_outputs_may_be_as_long_there_as_that_of_the_longest_source(limits, tokens, told):
+    options, symbols = dataclasses.replace(DecodeConfig(beam_size=1), **limits), Symbols(0, 0, 1, 2, before=(3,))
+    fields, notes = generation.write(options, symbols, {}, longest=14, places=100)
+    assert (fields["max_new_tokens"], notes) == (tokens, told)
+    assert generation.write(options, symbols, {})[0]["max_new_tokens"] <= limits["max_extra_length"] + 1  # of prompts
+
+
 def test_options_that_theirs_has_no_place_for_are_told(workdir, tmp_path):
     config = load_config(Path(workdir) / "config.json")
     decode = dataclasses.replace(config.decode, beam_size=2, length_penalty=0.6, repetition_penalty=1.5)
@@ -357,6 +398,10 @@ def test_a_run_of_vectors_is_pooled_by_the_files_of_sentence_transformers_there_
     np.testing.assert_allclose(np.linalg.norm(after.embed(texts), axis=1), 1, rtol=1e-6)
     assert after.config.data.max_source_length == 12
     assert after.counts["inputs cut to the model's limit"] == 2
+    edit(theirs / "1_Pooling" / "config.json", include_prompt=False)
+    edit(theirs / "config_sentence_transformers.json", prompts={"query": "query: "})
+    left_out = "the prompt 'query: ' (include_prompt=False leaves it out of the mean, --prefix does not)"
+    assert read_modules(theirs).notes == [left_out]
     # as version 6 of sentence-transformers has it
     (theirs / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 16, "pooling_mode": "cls"}')
     (theirs / "modules.json").write_text(json.dumps(modules[:2]))

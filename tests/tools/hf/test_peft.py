@@ -7,8 +7,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jformer.config import load_config
+from jformer.data.tokenizers import NumberTokenizer
 from jformer.errors import UserError
 from jformer.tools.hf import __main__ as command
+from jformer.tools.hf.marian import MARIAN
 from jformer.tools.hf.peft import CONFIG, WEIGHTS, export_adapter, import_adapter
 from jformer.tools.hf.write_model import export_model
 from tests.tools.hf import small_runs
@@ -94,9 +96,40 @@ def test_commands_that_lack_adapters_or_their_base_say_so(base, tmp_path, capsys
         assert message in capsys.readouterr().err
 
 
+def test_a_table_of_both_sides_is_neither_replaced_on_one_nor_exported(base, tmp_path):
+    export_model(str(base), tmp_path / "model")
+    table = load_file(tmp_path / "model" / "model.safetensors")["model.shared.weight"]
+    write_adapter(tmp_path / "adapter", **{"model.shared.weight": table})
+    with pytest.raises(UserError, match=r"replaces model\.shared\.weight and not .*, which the base ties to it"):
+        import_adapter(tmp_path / "adapter", str(tmp_path / "run"), str(base))
+    copies = dict.fromkeys(MARIAN.copies, table)
+    write_adapter(tmp_path / "tied", **{"model.shared.weight": table, **copies})
+    import_adapter(tmp_path / "tied", str(tmp_path / "run"), str(base))
+    with pytest.raises(
+        UserError, match=r"trains source_embedding/embedding, which PEFT does not tie to .*: export the"
+    ):
+        export_adapter(str(tmp_path / "run"), tmp_path / "back", "opus")
+
+
 def test_a_module_that_is_trained_in_part_cannot_be_exported(base, tmp_path, capsys):
     norm = "model.encoder.layers.0.final_layer_norm.weight"
     write_adapter(tmp_path / "adapter", **{norm: np.full(16, 2, np.float32)})
     import_adapter(tmp_path / "adapter", str(tmp_path / "run"), str(base))
     with pytest.raises(UserError, match=r"model\.lora\.also=.* trains a module without its .*bias, which PEFT"):
         export_adapter(str(tmp_path / "run"), tmp_path / "back", "opus")
+
+
+@pytest.mark.parametrize("head", [(), ("weight",)], ids=str)
+def test_numbers_of_adapters_without_the_whole_classifier_cannot_be_exported(head, tmp_path):
+    numbers = small_runs.bert(tmp_path / "numbers", numbers=NumberTokenizer(250.0, 40.0))
+    (tmp_path / "adapter").mkdir()
+    query, rng = "bert.encoder.layer.0.attention.self.query", np.random.default_rng(0)
+    arrays = {f"{query}.lora_A.weight": (2, 16), f"{query}.lora_B.weight": (16, 2)}
+    arrays |= {f"classifier.{name}": (1, 16) for name in head}
+    tensors = {f"base_model.model.{name}": rng.random(shape, np.float32) for name, shape in arrays.items()}
+    save_file(tensors, tmp_path / "adapter" / WEIGHTS)
+    (tmp_path / "adapter" / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2}))
+    import_adapter(tmp_path / "adapter", str(tmp_path / "run"), str(numbers))
+    with pytest.raises(UserError, match=r"mean 250 and deviation 40 in theirs: add '\^classifier/', or export the"):
+        export_adapter(str(tmp_path / "run"), tmp_path / "back", "bert")
+    assert not (tmp_path / "back").exists()

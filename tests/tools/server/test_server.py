@@ -11,11 +11,13 @@ import jax
 import pytest
 
 from jformer.errors import UserError
-from jformer.inference.answers import Request
+from jformer.inference.answers import Attended, Choice, Request
+from jformer.inference.predict import load
 from jformer.tools.server.app import make_server
 from jformer.tools.server.engine import Engine
 from jformer.tools.server.guard import Access
 from jformer.tools.server.serve import LOCAL, opened
+from tests.tools.hf import small_runs
 from tests.tools.server.serving import LIMITS, PATH, as_events, ask, served, small_predictor
 from tests.watching import wait_until
 
@@ -97,6 +99,15 @@ def test_an_answer_is_looked_into(port):
         names = [name for name, _ in token["likeliest"]]
         assert prefixes == [None if name.startswith("<") else "cab"[:place] + name for name in names]
     assert None in content["prefixes"][3]  # the end begins nothing
+
+
+def test_only_tokens_of_no_text_begin_nothing_in_an_imported_vocabulary(tmp_path, monkeypatch):
+    engine = Engine(load(small_runs.marian(tmp_path / "run")), LIMITS)  # "!" has id 2, "<pad>" the last one
+    likeliest = [(token, 0.1) for token in ("!", ",", "</s>", "<unk>", "<pad>", "<81>")]
+    choices = tuple(Choice(token, 0.1, tuple(likeliest)) for token in ("&", "!"))
+    monkeypatch.setattr(engine.predictor, "attend", lambda pairs: [Attended("the cat", "&!", choices=choices)])
+    (looked,) = engine.look_into([("the cat", "&!")])
+    assert looked[0]["prefixes"] == [["!", ",", *[None] * 4], ["&!", "&,", *[None] * 4]]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -120,6 +121,19 @@ def test_a_stream_that_takes_too_long_says_so(predictor, monkeypatch):
         wait_until(lambda: ask(port, "/v1/health")[1]["waiting"] == 0)
 
 
+def test_limits_hold_before_a_stream_begins_while_the_thread_of_streams_is_busy(predictor, monkeypatch):
+    limits, engine, free = LIMITS._replace(answer_seconds=0.5, streams=2), Engine(predictor, LIMITS), threading.Event()
+    pieces = engine.pieces
+    monkeypatch.setattr(engine, "pieces", lambda requests: [free.wait(30), pieces(requests)][1])
+    with served(engine, limits) as port, ThreadPoolExecutor(1) as clients:
+        first = clients.submit(stream, port, "abc", "b")
+        wait_until(lambda: ask(port, "/v1/health")[1]["waiting"] == 2)
+        assert stream(port, "a")[0] == 429
+        assert first.result() == (503, {"detail": "no answer within 0.5 s"})
+        assert ask(port, "/v1/health")[1]["waiting"] == 0
+        free.set()
+
+
 def test_a_failure_in_the_middle_tells_nothing_of_the_inside(predictor, monkeypatch):
     engine, broken = Engine(predictor, LIMITS), [True]
     grow = engine.grow
@@ -152,8 +166,8 @@ def test_what_has_no_beginning_is_not_streamed(tiny):
 
 def test_a_stream_that_its_client_does_not_read_is_closed():
     async def scenario():
-        streams = Streams(None, None, 8, LIMITS._replace(answer_seconds=0.05))
-        response = Events(streams, streams.open(["a"]), None)
+        streams = Streams(list, None, None, 8, LIMITS._replace(answer_seconds=0.05))
+        response = Events(streams, await streams.open(["a"]), None)
         blocked = asyncio.Event()
         async with asyncio.timeout(10):
             await response({"type": "http"}, lambda: blocked.wait(), lambda message: blocked.wait())
