@@ -124,27 +124,29 @@ def refuse_file_of_run(workdir: Path, output: os.PathLike[str] | str) -> None:
         raise UserError(f"--output={output} is a file of the run and would be overwritten: name another file")
 
 
-def replace_content(path: Path, content: bytes) -> None:
+def replace_content(path: Path, content: bytes, shared: bool = False) -> None:
     """Replace a file atomically: after a kill or on a full disk, the file is either the old or the new one.
 
-    Use this for every file that a run writes more than once, except those that grow line by line.
+    Use this for every file that a run writes more than once, except those that grow line by line. With `shared`,
+    several processes may write it at once.
     """
     if in_bucket(path):
         path.write_bytes(content)
         return
-    with replacing(path) as new, new.open("wb") as file:
+    with replacing(path, shared) as new, new.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
     """Yield a path to write to; the file then replaces another one, which an error leaves unchanged.
 
-    Each process has a path of its own, so that of two that write at once, one replaces the other's file.
+    With `shared`, each process has a path of its own; after a kill, no later process replaces what is left there.
     """
-    new = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.new")
+    own = f".{platform.node()}-{os.getpid()}" if shared else ""
+    new = path.with_name(f"{path.name}{own}.new")
     try:
         yield new
         new.replace(path)

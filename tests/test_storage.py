@@ -263,10 +263,10 @@ def test_content_is_replaced_whole(tmp_path):
 
 def test_of_two_writers_at_once_each_replaces_the_whole_file(tmp_path, monkeypatch):
     path = epath.Path(tmp_path) / "file.json"
-    with storage.replacing(path) as first, monkeypatch.context() as elsewhere:
+    with storage.replacing(path, shared=True) as first, monkeypatch.context() as elsewhere:
         first.write_text("first")
         elsewhere.setattr(storage.platform, "node", lambda: "another-machine")
-        storage.replace_content(path, b"second")
+        storage.replace_content(path, b"second", shared=True)
         assert path.read_text() == "second"
     assert path.read_text() == "first"
     assert [file.name for file in tmp_path.iterdir()] == ["file.json"]

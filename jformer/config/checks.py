@@ -159,8 +159,6 @@ def _check_optim(config: Config) -> None:
         raise UserError(
             f"optim.final_rate={optim.final_rate} is read by optim.schedule={' or '.join(map(repr, ENDING_SCHEDULES))}"
         )
-    if optim.decay != type(optim).decay and optim.schedule in SCHEDULES and optim.schedule != "warmup_stable_decay":
-        raise UserError(f"optim.decay={optim.decay} is read by optim.schedule='warmup_stable_decay' only")
     if optim.optimizer == "adafactor" and config.model.parametrization == "mup":
         raise UserError("model.parametrization='mup' divides the rates of Adam: use optim.optimizer='adam' or 'adamw'")
     if optim.weight_decay and optim.optimizer in ("adam", "adafactor"):

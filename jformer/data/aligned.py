@@ -87,7 +87,8 @@ class TagEncoder(PairEncoder):
 
     def fingerprint(self) -> str:
         """Identify everything that the token arrays depend on, besides the text."""
-        return hashlib.sha256(f"words {super().fingerprint()}".encode()).hexdigest()
+        words = "words without prefix" if getattr(self.source.tokenizer, "prefix", "") else "words"
+        return hashlib.sha256(f"{words} {super().fingerprint()}".encode()).hexdigest()
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:
         """Return the sequences of the usable examples; count the others by reason.

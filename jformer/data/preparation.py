@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import pickle
-import platform
 import queue
 import shutil
 import signal
@@ -188,10 +187,8 @@ def _make_block(read: Callable[..., Iterator[Pair]] | None, encoder: PreparingEn
     arrays |= {f"{name}.lengths": np.array(each, np.uint32) for name, each in lengths.items()}
     content = io.BytesIO()
     np.savez(content, counts=json.dumps(counts), pairs=hashes(pairs), **arrays)
-    own = path.with_suffix(f".{platform.node()}.{os.getpid()}")  # another machine may be encoding it too
     with writing(path):
-        replace_content(own, content.getvalue())
-        own.replace(path)
+        replace_content(path, content.getvalue(), shared=True)  # another machine may be encoding it too
     return task.size
 
 

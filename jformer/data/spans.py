@@ -102,7 +102,8 @@ class SpanEncoder:
 
     def fingerprint(self) -> str:
         """Identify everything that the arrays depend on besides the text."""
-        parts = [self.tokenizer.fingerprint, self.max_length, self.stride, self.overlong, "spans 2", FORMAT]
+        spans = "spans without prefix" if getattr(self.tokenizer, "prefix", "") else "spans 2"
+        parts = [self.tokenizer.fingerprint, self.max_length, self.stride, self.overlong, spans, FORMAT]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:

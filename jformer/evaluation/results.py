@@ -46,9 +46,16 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: entry for key, entry in before.items() if isinstance(entry, Mapping) and key != "run"}
     for key in [key for key in kept if key in now]:
         earlier.append({"set": key, **kept.pop(key)})
-    made = [(key, entry.get(SETTINGS)) for key, entry in now.items() if isinstance(entry, Mapping)]
-    earlier = [entry for entry in earlier if (entry["set"], entry.get(SETTINGS)) not in made]
+    earlier = [entry for entry in earlier if not _is_replaced(entry, now.get(entry["set"]))]
     return {"schema": records.SCHEMA, **kept, **now, "earlier": earlier}
+
+
+def _is_replaced(entry: Mapping[str, Any], now: Any) -> bool:
+    """Return whether new scores have the settings of an entry; those that an older version did not record are equal."""
+    if not isinstance(now, Mapping):
+        return False
+    settings, new = entry.get(SETTINGS, {}), now.get(SETTINGS, {})
+    return bool(settings == {key: new.get(key) for key in settings})
 
 
 def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def search_ids(
     prompt = jnp.full((rows, 1), symbols.bos, jnp.int32) if prompt is None else padded_behind(prompt, symbols.pad)
     if len(prompt) != rows:
         raise UserError(f"a prompt of {len(prompt)} rows for a batch of {rows}: give one to each row")
-    if not isinstance(prompt, jax.core.Tracer):
+    if not isinstance(prompt, jax.core.Tracer) and prompt.is_fully_addressable:
         _refuse_prompt(np.asarray(prompt), symbols.pad, vocabulary)
     width = prompt.shape[1]
     if model.config.positions == "learned" and width - 1 + room > model.config.max_length:

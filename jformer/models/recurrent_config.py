@@ -49,7 +49,6 @@ class RecurrentConfig:
         if model.vision.source:
             raise UserError(f"model.recurrent.cell={self.cell!r} reads tokens, and the source is an image: use ''")
         refuse_unknown("model", model, READ, "a recurrent model")
-        refuse_unknown("model.execution", model.execution, ("rows", "unroll"), "a recurrent model")
         for key in ("transform", "num_segments"):
             if value := getattr(model.head, key):
                 raise UserError(f"model.head.{key}={value} is for BERT: a recurrent model has none")

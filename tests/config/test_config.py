@@ -252,7 +252,6 @@ RANGES = [
     ("optim.warmup", -1, "at least 0"),
     ("optim.warmup", 1.5, "whole updates (2147483647 at most), or a share below 1"),
     ("optim.decay", -1.0, "at least 0"),
-    ("optim.decay", 0.5, "is read by optim.schedule='warmup_stable_decay' only"),
     ("optim.final_rate", 1.5, "0 to 1"),
     ("optim.final_rate", 0.1, "is read by optim.schedule='cosine' or 'linear' or 'warmup_stable_decay'"),
     ("optim.weight_decay", 0.1, "optim.optimizer='adamw' only"),

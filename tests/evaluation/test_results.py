@@ -64,6 +64,13 @@ def test_options_that_change_no_score_are_no_other_settings(tmp_path):
     )
 
 
+def test_scores_that_an_older_version_recorded_without_lengths_are_replaced(tmp_path):
+    old = scored(30.0)
+    del old["test"]["settings"]["data"]
+    results.save(tmp_path, old)
+    assert bleus(results.save(tmp_path, scored(31.0))) == ({"test": 31.0}, [])
+
+
 def test_a_file_that_is_no_results_is_replaced_and_that_is_said(tmp_path, capsys):
     (tmp_path / "results.json").write_text("{")
     assert bleus(results.save(tmp_path, scored(30.0))) == ({"test": 30.0}, [])

@@ -9,7 +9,7 @@ import pytest
 
 from jformer.errors import UserError
 from jformer.inference.forced_pass import watched_pass
-from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
 from jformer.models.layers.recurrent_cells import CELLS, GATES, STATES, RecurrentLayer, run_cell
 from jformer.models.recurrent_config import RecurrentConfig
@@ -175,7 +175,6 @@ def test_what_each_direction_ends_with_can_be_what_a_classifier_reads(bidirectio
             "model.norm='pre': a recurrent model has no such option; use 'post'",
         ),
         (RecurrentConfig("lstm"), {"window": 4}, "model.window=4: a recurrent model has no such option; use 0"),
-        (RecurrentConfig("lstm"), {"execution": ExecutionConfig(remat="full")}, "remat='full': a recurrent model"),
         (RecurrentConfig("lstm", attention="dot"), {"family": "decoder"}, "are for family='encdec', not for 'decoder'"),
         (RecurrentConfig("lstm", bidirectional=True), {"family": "decoder"}, "reads from one end"),
         (RecurrentConfig("lstm", bidirectional=True, attention="dot"), {}, "vectors of one size: use 'general'"),

@@ -26,14 +26,14 @@ from jformer.config.options import Config
 from jformer.data.tokenizers import NumberTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.integrity import parse_object
-from jformer.models import build_model
+from jformer.models import ModelConfig, build_model
 from jformer.models.lora_config import FACTORS, LoraConfig, is_factor
 from jformer.parallel.mesh import make_mesh
 from jformer.storage import new_directory
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
 from jformer.tools.hf.convert import FIELDS, LABELLED, explained, make_config, read_answers, read_model, renamed, sized
-from jformer.tools.hf.families import Fields, HfFamily, table_of
+from jformer.tools.hf.families import Fields, HfFamily, is_bare, table_of
 from jformer.tools.hf.name_tables import Entry, Table
 from jformer.tools.hf.write_model import express, in_units, read_run
 
@@ -78,7 +78,7 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
         parent, model = load_parent(base, mesh), sized(config, tokenizers).merged
         table = table_of(family, model, config.task)
         shapes = flatten_dict(abstract_params(build_model(model), mesh), sep="/")
-        adapters = Reading(source, fields, shapes, tied_tables(family, table, config.task)).adapters(table)
+        adapters = Reading(source, fields, shapes, tied_tables(family, table, model, config.task)).adapters(table)
         known = {*adapters, *flatten_dict(parent.params, sep="/")}
         if lacking := sorted(table[name].theirs for name in {*shapes} - known):
             raise UserError(f"{directory}: neither the adapter nor {base} has {', '.join(lacking[: tables.SHOWN])}: "
@@ -143,8 +143,10 @@ def scale_of(fields: Fields, module: str = "", rank: int = 0) -> float:
     return float(alpha / (rank**0.5 if fields.get("use_rslora") else rank))
 
 
-def tied_tables(family: HfFamily, table: Table, task: str) -> dict[str, list[str]]:
+def tied_tables(family: HfFamily, table: Table, model: ModelConfig, task: str) -> dict[str, list[str]]:
     """Return a table of tokens → the tensors of theirs that are tied to it."""
+    if is_bare(model, task):
+        return {}
     own = {entry.theirs for entry in table.values()}
     found = {
         path: [copy for copy, first in family.copies.items() if first == entry.theirs and copy not in own]
@@ -246,7 +248,7 @@ class Reading:
         """Return the parameters that the adapter has whole, as PEFT's modules_to_save and biases are.
 
         Raises UserError for one of another shape, such as a table with further tokens, and for a tied table without
-        its copies, which PEFT leaves as they are in the base.
+        its copies.
         """
         whole = {}
         for path, entry in table.items():
@@ -264,9 +266,13 @@ class Reading:
                 for copy in self._tied.get(path, ()):
                     self._read.add(copy)
                     if copy not in self._source.found or not np.array_equal(self._source.read(copy, entry.read), found):
+                        remedy = (
+                            f"train both with modules_to_save=['{HEAD}'] and ensure_weight_tying=True"
+                            if "embed_tokens" not in copy  # which PEFT would make a linear layer
+                            else "merge the adapter into the model and import that"
+                        )
                         raise UserError(
-                            f"{WEIGHTS}: replaces {names[0]} and not {copy}, which the base ties to it: train both "
-                            f"with modules_to_save=['{HEAD}'] and ensure_weight_tying=True"
+                            f"{WEIGHTS}: replaces {names[0]} and not {copy}, which the base ties to it: {remedy}"
                         )
         return whole
 
@@ -302,11 +308,11 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
     if parts := [path for path, entry in table.items() if module_of(entry) in modules and path not in whole]:
         raise UserError(f"{workdir}: model.lora.also={lora.also} trains a module without its {parts[0]}, "
                         "which PEFT cannot store: export the merged model, without --adapter_of")  # fmt: skip
-    tied = {path: copies for path, copies in tied_tables(family, table, config.task).items() if path in whole}
+    tied = {path: copies for path, copies in tied_tables(family, table, model, config.task).items() if path in whole}
     for path, copies in tied.items():
-        if copies != [f"{HEAD}.weight"]:  # it makes further tables linear layers, and ties no other projection
-            raise UserError(f"{workdir}: model.lora.also={lora.also} trains {path}, which PEFT does not tie to "
-                            f"{copies[0]}: export the merged model, without --adapter_of")  # fmt: skip
+        if copies != [f"{HEAD}.weight"]:  # PEFT would make further tables linear layers
+            raise UserError(f"{workdir}: model.lora.also={lora.also} trains {path}, which {copies[0]} shares: "
+                            "export the merged model, without --adapter_of")  # fmt: skip
     modules |= {HEAD} if tied else set()
     written = [(f"{PREFIX}{name}.lora_{letter}.weight", array.T)
                for name, pair, _ in factors for letter, array in zip("AB", pair, strict=True)]  # fmt: skip

@@ -160,7 +160,8 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            replace_content(folder / name, content.encode() if isinstance(content, str) else content)
+            whole = content.encode() if isinstance(content, str) else content
+            replace_content(folder / name, whole, shared=True)  # machines that finish a sweep together
     except OSError as error:
         raise UserError(f"{folder}: cannot be written to ({error.strerror or error}); name another folder") from error
 
