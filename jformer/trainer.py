@@ -249,6 +249,8 @@ def best_measured_with(config: Config) -> dict[str, Any]:
         found["evaluate.tokenize"] = tokenization(config)
     if name in ("bleu", "chrf"):
         found["evaluate.lowercase"] = evaluate.lowercase
+    if config.task == "embed" and config.decode.pooling:
+        found["decode.pooling"] = config.decode.pooling
     if command := score_commands(evaluate).get(name):
         found["evaluate.command"] = command
     decode = dataclasses.asdict(config.decode)

@@ -158,6 +158,8 @@ def run(tmp_path_factory):
 def test_a_run_is_trained_scored_and_answers(run):
     first = jformer.evaluate(run, beam_size=1)["test"]["settings"]
     assert (first["decode"]["beam_size"], first["steps"]) == (1, [4])
+    rows = [made.model.config.execution.rows for made in (jformer.load(run), jformer.restore(run))]
+    assert rows == ["one_text", "auto"]  # of its own batches, and of anybody's
     translator = jformer.load(run, n_best=2, beam_size=2, length_penalty=0.0)
     outputs = translator.generate(["a b", jformer.Request("c d", prefix="d")])
     assert [len(each) for each in outputs] == [2, 2]

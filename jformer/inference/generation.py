@@ -37,6 +37,7 @@ from jformer.decoding.search import FOLLOW_BEAMS, Cache, Decoded, SearchLoop, St
 from jformer.errors import UserError
 from jformer.inference.one_pass import HEADS
 from jformer.models.batch import Batch
+from jformer.models.lora_config import LARGE
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import Target, target, xla_options
@@ -413,9 +414,9 @@ def stack_layers(params: PyTree) -> PyTree:
 
 
 def in_compute_dtype(params: PyTree, dtype: str) -> PyTree:
-    """Round kernels and embeddings to the compute dtype, once instead of in every step."""
+    """Round kernels and vocabularies' tables to the compute dtype, once instead of in every step."""
 
     def cast(path: Any, leaf: Array) -> Array:
-        return leaf.astype(dtype) if path[-1].key in ("kernel", "embedding") else leaf
+        return leaf.astype(dtype) if LARGE.search("/".join(each.key for each in path)) else leaf
 
     return params if dtype == "float32" else jax.tree_util.tree_map_with_path(cast, params)

@@ -426,11 +426,15 @@ def load(workdir: str | os.PathLike[str], overrides: "Config | None" = None, mes
     names. All compute in decode.dtype. The devices of the mesh share the rows of a batch: those that `overrides` lays
     out, or all devices. The run may have been trained on any number of devices.
 
-    Raises UserError for an ensemble run of another task or vocabulary.
+    Raises UserError for an ensemble run of another task or vocabulary, and for one of a task without a search.
     """
-    from jformer.inference.restore import decoding_mesh, restore, restore_member
+    from jformer.inference.restore import decoding_mesh, restore_member, restore_to_answer
 
     mesh = mesh or decoding_mesh(overrides)
-    run = restore(workdir, overrides, mesh)
+    run = restore_to_answer(workdir, overrides, mesh)
+    if run.config.decode.ensemble and run.task.answer in HEADS:  # of your own task, which a config does not know
+        raise UserError(
+            f"decode.ensemble is read by searches, but task={run.config.task!r} answers in one pass: leave it out"
+        )
     members = [restore_member(other, run, mesh) for other in run.config.decode.ensemble]
     return Predictor(run, members, mesh)

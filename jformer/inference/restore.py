@@ -60,9 +60,19 @@ def saved_config(
 def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Trained:
     """Read a trained run with the weights that `evaluate.weights` names, to compute in decode.dtype.
 
-    `overrides` replaces the saved config. Without a mesh, that of `overrides` is made, or one of all devices.
-    Raises UserError if there is no run, and if the mesh cannot share its heads.
+    Its model takes batches of your own, of which a row may hold several texts, or padding in front. `overrides`
+    replaces the saved config. Without a mesh, that of `overrides` is made, or one of all devices. Raises UserError if
+    there is no run, and if the mesh cannot share its heads.
     """
+    run = restore_to_answer(workdir, overrides, mesh)
+    execution = dataclasses.replace(run.model.config.execution, rows=run.config.model.execution.rows)
+    return dataclasses.replace(run, model=build_model(dataclasses.replace(run.model.config, execution=execution)))
+
+
+def restore_to_answer(
+    workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None
+) -> Trained:
+    """Read a run as `restore` does, with a model for the batches that its task makes."""
     path = run_path(workdir)
     config = overrides or load_config(path / "config.json")
     task, tokenizers = build_task(config), load_tokenizers(path / "tokenizer")
@@ -79,8 +89,10 @@ def restore_adapter(workdir: str | os.PathLike[str], base: Trained, mesh: Mesh) 
     own = load_config(path / "config.json")
     if not own.model.lora.rank:
         raise UserError(f"{workdir}: holds no adapters (it was trained without model.lora.rank); load it on its own")
-    config, tokenizers = dataclasses.replace(own, decode=base.config.decode), load_tokenizers(path / "tokenizer")
-    run = _restore(path, config, build_task(config), tokenizers, mesh, base)
+    read = {key: getattr(base.config.evaluate, key) for key in ("command", "command_seconds", "tokenize")}
+    evaluate = dataclasses.replace(own.evaluate, **read)  # which rerank and search=mbr read
+    config = dataclasses.replace(own, decode=base.config.decode, evaluate=evaluate)
+    run = _restore(path, config, build_task(config), load_tokenizers(path / "tokenizer"), mesh, base)
     return dataclasses.replace(run, model=intervened_as(base.model, run.model))
 
 
@@ -148,6 +160,7 @@ def embedding_run(run: Trained) -> Trained:
         model=intervened_as(run.model, embedding),
         params=run.params,
         steps=run.steps,
+        digest=run.digest,
     )
 
 
@@ -159,6 +172,15 @@ def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) ->
     own = member_config(workdir, run.config, run.tokenizers)
     decoding = dataclasses.replace(own, decode=run.config.decode)
     return _restore(run_path(workdir), decoding, run.task, run.tokenizers, mesh)
+
+
+def _languages(config: Config) -> str:
+    """Return what a run translates from and into, and which side has a symbol for it."""
+    data = config.data
+    if not data.language_symbols:
+        return f"{data.source_language} to {data.target_language}"
+    pairs = sorted({" to ".join(data.languages(part)) for part in data.trained()})
+    return f"{', '.join(pairs)} (data.language_symbols={data.language_symbols!r})"
 
 
 def member_config(workdir: str | os.PathLike[str], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Config:
@@ -173,9 +195,8 @@ def member_config(workdir: str | os.PathLike[str], config: Config, tokenizers: t
     own, others = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
     if own.task != config.task:
         raise UserError(f"decode.ensemble: {workdir} has task={own.task!r}, this run {config.task!r}; leave it out")
-    languages = [(run.data.source_language, run.data.target_language) for run in (own, config)]
-    if languages[0] != languages[1]:
-        member, own_run = (" to ".join(pair) for pair in languages)
+    member, own_run = _languages(own), _languages(config)
+    if member != own_run:
         raise UserError(f"decode.ensemble: {workdir} was trained on {member}, this run on {own_run}; leave it out")
     for side, ours, theirs in zip(("source", "target"), tokenizers, others, strict=True):
         if ours.fingerprint != theirs.fingerprint:

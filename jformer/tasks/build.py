@@ -134,9 +134,10 @@ def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[Model
 
 
 def with_rows(config: Config, task: Task) -> ModelConfig:
-    """Return the model with execution.rows set to what rows of the config's batches hold."""
+    """Return the model with execution.rows set to what rows of its batches hold; those of your own task, any texts."""
     execution = config.model.execution
-    rows = "several" if config.data.batching == "packed" or task.answer == VECTOR else "one_text"
+    several = config.data.batching == "packed" or task.answer == VECTOR or plugins.is_own(config.task)
+    rows = "several" if several else "one_text"
     rows = rows if execution.rows == "auto" else execution.rows
     return dataclasses.replace(config.model, execution=dataclasses.replace(execution, rows=rows))
 

@@ -131,6 +131,13 @@ def test_they_are_the_same_parameters(tiny, mesh, dtype):
     assert laid["decoder"]["block"]["feed_forward"]["down"]["kernel"][0].dtype == dtype
 
 
+def test_a_bias_of_positions_is_added_to_scores_as_in_training(tiny):
+    _, params = tiny(**SMALL, positions="relative", dtype="bfloat16")
+    rounded = in_compute_dtype(params, "bfloat16")
+    assert rounded["decoder"]["position_bias"]["embedding"].dtype == "float32"
+    assert rounded["source_embedding"]["embedding"].dtype == "bfloat16"
+
+
 def test_a_loop_over_layers_reads_whole_arrays(tiny):
     model, params = tiny(**{**SMALL, "execution": ExecutionConfig(unroll=1)})
     (laid,) = PreparedParams([model], None, rounded=True)([params])

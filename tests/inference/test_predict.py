@@ -24,9 +24,11 @@ from jformer.errors import UserError
 from jformer.inference.answers import CUT, TRUNCATED, Output, Piece, Request
 from jformer.inference.batching import NBest
 from jformer.inference.inputs import Attempt
+from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor, load
 from jformer.inference.ranking import by_utility
 from jformer.inference.restore import Trained
+from jformer.parallel.mesh import make_mesh
 from tests.inference import untrained
 from tests.inference.untrained import CHARS, MODEL, ROWS
 from tests.slow import slow_but
@@ -408,6 +410,14 @@ def runs(tiny, tmp_path_factory):
     return save
 
 
+def test_an_ensemble_of_an_own_task_that_answers_in_one_pass_is_refused(monkeypatch):
+    config = resolve({"decode": {"ensemble": ("other",)}})
+    own = SimpleNamespace(config=config, task=SimpleNamespace(answer=next(iter(HEADS))))
+    monkeypatch.setattr("jformer.inference.restore.restore_to_answer", lambda *_: own)
+    with pytest.raises(UserError, match=r"decode\.ensemble is read by searches, but task=.* answers in one pass"):
+        load("run", mesh=make_mesh(1))
+
+
 @pytest.mark.slow
 def test_an_ensemble_is_loaded_with_its_own_weights_or_refused(runs):
     ours = runs("ours")
@@ -426,6 +436,11 @@ def test_an_ensemble_is_loaded_with_its_own_weights_or_refused(runs):
         ensemble(runs("wider", "abcdefghi "))
     with pytest.raises(UserError, match=r"decode\.ensemble: .*french was trained on en to fr, this run on en to de"):
         ensemble(runs("french", data={"source_language": "en", "target_language": "fr"}))
+    symbols = {"source_language": "en", "target_language": "de", "language_symbols": "target"}
+    with pytest.raises(
+        UserError, match=r"was trained on en to de \(data\.language_symbols='target'\), this run on en to"
+    ):
+        ensemble(runs("symbols", data=symbols))
     with pytest.raises(UserError, match=r"decode\.ensemble: .*noise has task='denoise', this run 'translate'"):
         ensemble(runs("noise", task="denoise"))
     short = {"positions": "learned", "max_length": 200, "vocab_size": ROWS}

@@ -11,6 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import jformer
+from jformer import plugins
 from jformer.checkpoints.checkpoint import open_run
 from jformer.config import resolve
 from jformer.config.options import OptimConfig
@@ -214,6 +215,12 @@ def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path, mon
             own, theirs = (flatten_dict(tree, sep="/") for tree in trees)
             assert all(own[path] is leaf for path, leaf in theirs.items())
             assert all(map(is_factor, own.keys() - theirs.keys()))
+    vectors = jformer.load(base, pooling="mean").embedder
+    alone = jformer.load(tmp_path / "one", pooling="mean")
+    np.testing.assert_allclose(vectors.with_adapter(tmp_path / "one").embed(texts), alone.embed(texts), atol=1e-5)
+    plugins.allow("sed s/.*/1/")
+    ranked = jformer.load(base, {"evaluate.command": "sed s/.*/1/", "decode.rerank": "sed"}, n_best=2, beam_size=2)
+    assert [output.utility for output in ranked.with_adapter(tmp_path / "one").generate(["a b c"])[0]]
     silent = answers.intervene({"logits": lambda logits, _: logits.at[..., EOS].add(100.0)})
     assert silent.with_adapter(tmp_path / "one").predict(texts) == [""] * len(texts)
     with pytest.raises(UserError, match=r"base\d*: holds no adapters \(it was trained without model\.lora"):

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from jformer.config import default_config, resolve
 from jformer.data.sources.split import Pair
+from jformer.trainer import best_measured_with
 from jformer.training.state import Progress
 from jformer.training.validation import forget_best, note_best, of_each_label, prompt
 
@@ -55,6 +57,17 @@ def test_best_that_other_options_measured_is_forgotten():
         assert (progress.best, progress.best_step, progress.since_best) == ((None, 0, 0) if line else (84.65, 20, 3))
         assert progress.measured == {"limit": 3}
     assert forget_best(Progress(), {"limit": 3}, {}) == []
+
+
+def test_the_pooling_of_vectors_decides_on_the_best():
+    config = default_config("bert_base")
+    config.task, config.data.valid = "embed", "valid"
+    config.update({"train": {"best_by": "retrieval_accuracy"}, "evaluate": {"during": ("retrieval_accuracy",)}})
+    config.model.head.vectors = True
+    pooled = []
+    for config.decode.pooling in ("", "mean"):
+        pooled.append(best_measured_with(resolve(config)))
+    assert pooled[1] == {**pooled[0], "decode.pooling": "mean"}
 
 
 @pytest.mark.parametrize(("best_by", "best"), [("loss", 1.0), ("ter", 1.0), ("chrf", 3.0), ("accuracy", 3.0)])

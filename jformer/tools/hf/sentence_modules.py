@@ -60,10 +60,16 @@ def read_modules(directory: Path) -> SentenceModules | None:
 
 
 def write_modules(directory: Path, config: Config) -> None:
-    """Write the files for a run of task embed, in a form that all versions of sentence-transformers read."""
+    """Write the files for a run of task embed, in a form that all versions of sentence-transformers read.
+
+    Raises UserError for vectors of a pooler, which those files cannot name.
+    """
     model, kinds = config.model, ["Transformer", "Pooling", *["Normalize"] * config.decode.normalize]
+    pooling = config.decode.pooling or model.head.pooling
+    if pooling == "pooler":
+        raise UserError("decode.pooling='pooler': sentence-transformers has no such pooling; use 'first' or 'mean'")
     paths = [f"{i}_{kind}" if i else "" for i, kind in enumerate(kinds)]
-    flags = {flag: ours == model.head.pooling for (flag, _), ours in MODES.items()}
+    flags = {flag: ours == pooling for (flag, _), ours in MODES.items()}
     content: dict[str, Any] = {
         MODULES: [
             {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}

@@ -108,7 +108,9 @@ class Experiment:
 
     def reports_in_training(self) -> bool:
         """Return whether metrics.jsonl has the metric while a trial runs."""
-        return self.metric.partition("/")[0] in ("train", "valid")
+        split = self.metric.partition("/")[0]
+        validated = split.startswith("valid_") and split not in self.config({}).data.test_splits()
+        return split in ("train", "valid") or validated
 
 
 def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:

@@ -23,7 +23,7 @@ from jformer.models import ExecutionConfig, build_model
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import FAMILIES, Texts, import_model, renamed
-from jformer.tools.hf.sentence_modules import read_modules
+from jformer.tools.hf.sentence_modules import read_modules, write_modules
 from jformer.tools.hf.vocabulary import TokenizerFiles, read_kind, read_labels
 from jformer.tools.hf.write_model import StoredRun, export_model, symbol_fields
 from jformer.trainer import train
@@ -396,6 +396,14 @@ def test_a_run_of_vectors_is_pooled_by_the_files_of_sentence_transformers_there_
     texts = ["the cat", "what did the cat eat? the mat of the hat, that one, and a hat and a cat", ""]
     np.testing.assert_array_equal(after.embed(texts), before.embed(texts))
     np.testing.assert_allclose(np.linalg.norm(after.embed(texts), axis=1), 1, rtol=1e-6)
+    pooled = dataclasses.replace(before.config, decode=dataclasses.replace(before.config.decode, pooling="first"))
+    (tmp_path / "pooled").mkdir()
+    write_modules(tmp_path / "pooled", pooled)
+    assert read_modules(tmp_path / "pooled").pooling == "first"
+    with pytest.raises(UserError, match=r"decode\.pooling='pooler': sentence-transformers has no such pooling"):
+        write_modules(
+            tmp_path, dataclasses.replace(pooled, decode=dataclasses.replace(pooled.decode, pooling="pooler"))
+        )
     assert after.config.data.max_source_length == 12
     assert after.counts["inputs cut to the model's limit"] == 2
     edit(theirs / "1_Pooling" / "config.json", include_prompt=False)

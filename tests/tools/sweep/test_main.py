@@ -176,6 +176,7 @@ def test_options_that_cannot_work_are_refused_in_one_line(tmp_path, capsys, opti
         (SWEEP, {"METRIC": "train/mfu"}, "METRIC='train/mfu' does not say which is better; add it"),
         (SWEEP, {"PRUNER": "median"}, "PRUNER='median' is for search(trial), and this is a sweep(): leave it out"),
         (SWEEP, {"TRIALS": 9}, "TRIALS=9 is for search(trial)"),
+        (SEARCH, {"METRIC": "test/bleu", "TRIALS": 2, "SEEDS": (0,), "PRUNER": "median"}, "reported during training"),
         (SWEEP, {"METRIC": "train/los", "GOAL": "min"}, "METRIC='train/los'; of train did you mean loss?"),
         (SEARCH, {"METRIC": "test/acuracy", "GOAL": "max", "TRIALS": 2, "SEEDS": (0,)}, "did you mean token_accuracy?"),
     ],
