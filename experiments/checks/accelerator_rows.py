@@ -8,6 +8,7 @@ A row yields findings, each printed as a line of JSON as soon as it is known, wh
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import re
@@ -313,6 +314,12 @@ def timed(call: Callable[[], Any], small: bool) -> float:
     return statistics.median(found[2:])
 
 
+def timed_losses(run: Callable[[], tuple[float, float]], small: bool) -> tuple[float, list[float]]:
+    """Return the median seconds of a peer's update, as of ours, and the losses of all that were made."""
+    losses = list[float]()
+    return timed(lambda: losses.append(run()[1]), small), losses
+
+
 def chip_of(device: jax.Device) -> Chip | Gpu | None:
     """Return the specifications of a device, None where the forecast has none."""
     gpus = {gpu.device: gpu for gpu in GPUS.values()}
@@ -431,13 +438,12 @@ def beside_flax(update: Update, ours: float, small: bool) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         told = {"model": dataclasses.asdict(model), "batch": save_batch(folder, update.batch)}
         run, facts = load({**told, "packed": False, "warmup": 100, "flax_wmt": wmt})
-    found = []
-    seconds = timed(lambda: found.append(run()[1]), small)
+    seconds, losses = timed_losses(run, small)
     memory = facts["temp_bytes"] / 2**20
     text = f"{1e3 * seconds:,.1f} ms, {seconds / ours:.2f} times ours; temporaries {memory:,.0f} MiB"
     figures = {"ms": 1e3 * seconds, "times_ours": seconds / ours, "temporaries_mib": memory}
     name = "flax examples/wmt" if wmt else "plain flax"
-    yield Finding(f"{model.dtype}, {name}", text, bool(np.isfinite(found).all()), figures)
+    yield Finding(f"{model.dtype}, {name}", text, bool(np.isfinite(losses).all()), figures)
 
 
 def decoding(small: bool) -> Iterator[Finding]:
@@ -489,11 +495,10 @@ def pytorch(small: bool) -> Iterator[Finding]:
             batch = random_batch(model, task, shape, make_mesh(1, devices=jax.devices()[:1]))
             told = {"model": dataclasses.asdict(model), "batch": save_batch(folder, batch)}
             for compiled in (False, True)[: 1 if small else None]:
-                run = load({**told, "compiled": compiled})
-                seconds = statistics.median(run()[0] for _ in range(4 if small else 12))
+                seconds, losses = timed_losses(load({**told, "compiled": compiled}), small)
                 text = f"{1e3 * seconds:,.1f} ms, {rows * length / seconds:,.0f} tokens/s"
                 name = f"{preset}, {rows} x {length}" + (", compiled" if compiled else "")
-                yield Finding(name, text, bool(np.isfinite(run()[1])), {"ms": 1e3 * seconds})
+                yield Finding(name, text, bool(np.isfinite(losses).all()), {"ms": 1e3 * seconds})
     rows, length, room = DECODED[small]
     config = configured("transformer_base", SMALLEST if small else {"data.vocab_size": 32_000})
     model, _ = sized_model(config, build_task(config), None)
@@ -505,9 +510,9 @@ def pytorch(small: bool) -> Iterator[Finding]:
 
 def processes(small: bool) -> Iterator[Finding]:
     """Train as two processes with a GPU each; this process holds no device."""
-    gpus = len([*Path("/proc/driver/nvidia/gpus").glob("*")])
-    if gpus < 2 and not small:
-        yield Finding("two processes", f"not run: {gpus} NVIDIA GPUs, two are needed")
+    gpus = visible_gpus(len([*Path("/proc/driver/nvidia/gpus").glob("*")]))
+    if len(gpus) < 2 and not small:
+        yield Finding("two processes", f"not run: {len(gpus)} NVIDIA GPUs, two are needed")
         return
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -520,7 +525,7 @@ def processes(small: bool) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for i in range(2):
-            own = {"JAX_PLATFORMS": "cpu"} if gpus < 2 else {"CUDA_VISIBLE_DEVICES": str(i)}
+            own = {"JAX_PLATFORMS": "cpu"} if len(gpus) < 2 else {"CUDA_VISIBLE_DEVICES": gpus[i]}
             place = [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={i}", f"--workdir={folder}/run"]
             command = [sys.executable, "-m", "jformer.main", *given, *place]
             with Path(f"{folder}/{i}").open("w") as log:
@@ -529,6 +534,12 @@ def processes(small: bool) -> Iterator[Finding]:
         said = [Path(f"{folder}/{i}").read_text().strip().splitlines()[-1:] for i in range(2)]
     ok = codes == [0, 0]
     yield Finding("two processes", f"exit codes {codes}" + ("" if ok else f": {said}"), ok)
+
+
+def visible_gpus(count: int) -> list[str]:
+    """Return CUDA's names of the machine's GPUs: those of CUDA_VISIBLE_DEVICES, where it is set, before a "-1"."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    return [*itertools.takewhile(lambda name: name not in ("", "-1"), map(str.strip, named))] if count else []
 
 
 def tests(small: bool) -> Iterator[Finding]:

@@ -123,7 +123,8 @@ def noticed(path: Path) -> dict[str, tuple[int, int]]:
     """Return test file → the mutations that it alone notices, and how many it reaches."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     reached = Counter(file for row in rows for file in row["reached_by"])
-    alone = Counter(file for row in rows if len(row["noticed"]) == 1 for file in row["noticed"])
+    judged = [row for row in rows if row["in_time"]]
+    alone = Counter(file for row in judged if len(row["noticed"]) == 1 for file in row["noticed"])
     return {file: (alone[file], reached[file]) for file in reached}
 
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +117,8 @@ def failures(tests: Sequence[str], root: Path, seconds: float, enough: int) -> d
             done = subprocess.run(command, cwd=root, env=environment, timeout=seconds + GRACE, capture_output=True)
         except subprocess.TimeoutExpired:
             found = json.loads(path.read_text())
-            return {**found["failed"], file_of(found["running"]): found["running"]}
+            hung = {file_of(found["running"]): found["running"]} if found["running"] else {}  # or in collection
+            return found["failed"] | hung
         if done.returncode == pytest.ExitCode.USAGE_ERROR:  # tests/conftest.py cannot be imported
             return {file: file for file in files}
         failed: dict[str, str] = json.loads(path.read_text())["failed"]
@@ -176,9 +177,16 @@ def main(argv: list[str]) -> None:
         broken = {*failures(killers, root, TIMEOUT.value * len(rows), len(killers)).values()}
     if broken:
         print("these fail without a mutation, too:", *sorted(broken))
-    by_files = Counter(min(len({*row["noticed"].values()} - broken), ENOUGH) for row in rows)
-    late = sum(not row["in_time"] for row in rows)
-    print(f"noticed by two files: {by_files[ENOUGH]}, by one: {by_files[1]}, by none: {by_files[0]}; given up: {late}")
+    print(summary(rows, broken))
+
+
+def summary(rows: Sequence[Mapping[str, Any]], broken: Set[str]) -> str:
+    """Return how many mutations were noticed, by tests that are not broken, and how many were given up."""
+    noticing = [(len({*row["noticed"].values()} - broken), row["in_time"]) for row in rows]
+    by_files = Counter(min(files, ENOUGH) for files, in_time in noticing if in_time or files >= ENOUGH)
+    two, one, none = (by_files[files] for files in (ENOUGH, 1, 0))
+    late = len(rows) - by_files.total()
+    return f"noticed by two files: {two}, by one: {one}, by none: {none}; given up: {late}"
 
 
 def judge(

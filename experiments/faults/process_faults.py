@@ -28,6 +28,7 @@ from absl import app, flags
 from experiments.measure import ROOT, smoke_sizes
 from experiments.runs import small_run
 from jformer.config.config_files import as_flags
+from jformer.errors import LOST, STUCK
 from jformer.evaluation import records
 from jformer.parallel.processes.children import die_with_parent, free_port
 from tests.parallel.processes.proxy import Proxy
@@ -45,7 +46,6 @@ COMPILING = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }  # alike in all
-ENDINGS = (75, -signal.SIGABRT)  # ended by us, or by JAX's C++
 OPTIONS = small_run(100_000) | {"train.checkpoint_every": EVERY, "train.stall_seconds": STALL_SECONDS}
 
 
@@ -101,7 +101,7 @@ def happen(fault: Fault, folder: Path) -> float | None:
     lines = (folder / f"{waited[0] if fault.kind != 'dead' else 1 - fault.victim}.log").read_text().splitlines()
     why = next((line for line in lines if line.startswith("jformer: ")), "nothing but JAX's own words")
     expected = [i for i in waited if not (fault.kind == "dead" and i == fault.victim)]
-    good = all(ends[i] in ENDINGS for i in expected) and after >= before > begun
+    good = all(is_an_end(fault.kind, ends[i]) for i in expected) and after >= before > begun
     codes = ", ".join(f"{i}: {code}" for i, code in ends.items())
     print(
         f"{fault.kind:6} {fault.how if fault.kind == 'cut' else '':7} process {fault.victim}: {seconds:5.1f} s, exit "
@@ -109,6 +109,11 @@ def happen(fault: Fault, folder: Path) -> float | None:
         flush=True,
     )
     return seconds if good else None
+
+
+def is_an_end(kind: str, code: int) -> bool:
+    """Return whether a process that a fault ends should have this exit code: from us, or from JAX's C++."""
+    return code in (STUCK if kind == "stuck" else LOST, -signal.SIGABRT)
 
 
 @contextlib.contextmanager

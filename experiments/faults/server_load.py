@@ -13,6 +13,7 @@ same cores. With --smoke, or without a run, a model of letters is trained for so
 import asyncio
 import contextlib
 import json
+import math
 import random
 import re
 import statistics
@@ -99,9 +100,9 @@ def tell(name: str, asked: Sequence[Asked], wanted: Sequence[str], seconds: floa
         each.status == 200 and each.content["answers"][0]["outputs"][0]["text"] != text
         for each, text in zip(asked, wanted, strict=True)
     )
-    cuts = statistics.quantiles([each.seconds for each in asked], n=100)
+    cuts = statistics.quantiles([each.seconds for each in right], n=100) if len(right) > 1 else [math.nan] * 99
     times = ", ".join(f"p{at} {1e3 * cuts[at - 1]:,.0f} ms" for at in (50, 95, 99))
-    rate = len(asked) / seconds
+    rate = len(right) / seconds
     share = f" ({rate / plain:.0%} of predict, {plain:,.0f})" if plain else ""
     print(
         f"{name:>14}: {len(right):,} of {len(wanted):,} answered, {other} not as predict; "

@@ -3,12 +3,14 @@ import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 
 from experiments.accelerator import WEIGHTS, Table, reason, run_rows
-from experiments.checks.accelerator_rows import ROWS
+from experiments.checks import accelerator_rows
+from experiments.checks.accelerator_rows import ROWS, visible_gpus
 
 ROOT = Path(__file__).parents[2]
 FOUND = "import json; print(json.dumps({'what': 'x', 'text': 'fine', 'ok': True, 'figures': {'ms': 1}}), flush=True)"
@@ -63,6 +65,37 @@ def test_the_reason_is_the_line_that_says_why():
 
 def test_every_row_has_its_share_of_the_time():
     assert [*WEIGHTS] == [*ROWS]
+
+
+@pytest.mark.parametrize(
+    ("count", "named", "found"),
+    [
+        (2, None, ["0", "1"]), (8, "3,5", ["3", "5"]), (8, "GPU-a, GPU-b", ["GPU-a", "GPU-b"]), (8, "", []),
+        (8, "2,-1,3", ["2"]), (0, "0,1", []),
+    ],
+)  # fmt: skip
+def test_gpus_are_those_that_the_environment_names(monkeypatch, count, named, found):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert visible_gpus(count) == found
+
+
+def test_the_first_updates_of_pytorch_are_not_timed(monkeypatch):
+    slow = [0.4, 0.4]  # seconds of what compiles
+
+    def run():
+        seconds = slow.pop() if slow else 0.0
+        time.sleep(seconds)
+        return seconds, 1.0
+
+    peer = types.SimpleNamespace(STEPS={"transformer_base": lambda told: run}, has_gpu=lambda: False)
+    peer.searches = lambda *_: []
+    monkeypatch.setitem(sys.modules, "experiments.checks.accelerator_torch", peer)
+    monkeypatch.setattr("experiments.checks.accelerator_torch", peer, raising=False)
+    monkeypatch.setattr(accelerator_rows, "find_spec", lambda name: True)
+    (found,) = accelerator_rows.pytorch(small=True)
+    assert found.figures["ms"] < 100
 
 
 @pytest.mark.slow

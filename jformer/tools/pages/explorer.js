@@ -178,7 +178,7 @@ async function showPart(index) {
 function showExample(index) {
   state.example = index;
   const { source, target, attention } = examples[index];
-  const texts = [source, target].filter(Boolean).map((text) => element("p", { class: "text" }, text));
+  const texts = [source, target].filter(Boolean).map((text) => element("p", { class: "text", dir: "auto" }, text));
   for (const place of main.querySelectorAll("#attention, #parts")) place.hidden = !attention.length;
   if (!attention.length) texts.push(element("p", {}, "There is no attention in this model."));
   main.querySelector("#texts").replaceChildren(...texts);

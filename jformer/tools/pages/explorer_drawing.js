@@ -207,7 +207,7 @@ function numberMap({ name, axes, rows, columns, most, values, masked }) {
 
 /** Return a table whose cells are texts or elements; a number in it stays on one line. */
 function tableOf(names, rows) {
-  const cellOf = (cell) => element("td", /^−?[\d.]+$/.test(cell) ? { class: "figure" } : {}, cell);
+  const cellOf = (cell) => element("td", /^−?[\d.]+$/.test(cell) ? { class: "figure" } : { dir: "auto" }, cell);
   const head = names.map((name) => element("th", { scope: "col" }, name));
   const body = rows.map((cells) => element("tr", {}, ...cells.map(cellOf)));
   return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));

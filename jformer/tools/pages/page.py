@@ -96,8 +96,8 @@ def contents(titles: Mapping[str, str]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return a paragraph, which keeps line breaks."""
-    return f"<p>{html.escape(text)}</p>"
+    """Return a paragraph, which keeps line breaks and runs from right to left if its first letter does."""
+    return f'<p dir="auto">{html.escape(text)}</p>'
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1, links: Sequence[str] = ()) -> str:

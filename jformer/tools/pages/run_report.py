@@ -187,7 +187,8 @@ def answers_over_updates(samples: Rows) -> list[str]:
         new = [row for i, row in enumerate(of_example) if i == 0 or row["answer"] != of_example[i - 1]["answer"]]
         cells = [[f"{row['step']:,}", row["answer"]] for row in thinned(new, ANSWERS)]
         texts = [text for text in (new[0]["source"], new[0]["reference"]) if text]
-        parts += [page.paragraph("\n→ ".join(texts)), page.table([["update", "answer"], *cells], left=2)]
+        parts += [page.paragraph(f"→ {text}" if i else text) for i, text in enumerate(texts)]
+        parts.append(page.table([["update", "answer"], *cells], left=2))
     return [page.heading("Answers to validation examples over updates"), *parts] if parts else []
 
 

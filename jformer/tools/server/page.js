@@ -64,7 +64,8 @@ function show(input, answer) {
   const labels = Object.entries(best.labels ?? {}).map(([text, probability]) => [text, probability]);
   const rest = [...others.map((output) => [output.text, number(output)]), ...labels];
   if (rest.length) {
-    const line = ([text, value]) => element("li", {}, text, element("span", { class: "number" }, shown(value)));
+    const line = ([text, value]) =>
+      element("li", {}, element("span", { dir: "auto" }, text), element("span", { class: "number" }, shown(value)));
     made.append(element("ol", { start: others.length ? 2 : 1 }, ...rest.map(line)));
   }
   if (facts.task === "qa") return made; // it writes no tokens to look into
@@ -116,7 +117,9 @@ async function answer() {
     }
     say(`${Math.round(performance.now() - began)} ms`);
   } catch (error) {
-    if (error.name !== "AbortError") say(error.message, true);
+    if (error.name === "AbortError") return;
+    place("answers").replaceChildren(); // what stands there is cut off, or the answer to an earlier text
+    say(error.message, true);
   }
 }
 
@@ -179,6 +182,9 @@ async function goOn({ source, box }, at, prefix) {
   }
 }
 
+/** Return the text of a link; unlike decodeURIComponent this keeps a `%` that somebody typed. */
+const linked = (hash) => new URLSearchParams(`text=${hash.replace(/[+&]/g, encodeURIComponent)}`).get("text");
+
 async function begin() {
   facts = await (await fetch("/v1/health")).json();
   const languages = facts.languages.length ? `, ${facts.languages.join(" to ")}` : "";
@@ -197,7 +203,7 @@ async function begin() {
     event.preventDefault();
     answer();
   });
-  if (location.hash) place("source").value = decodeURIComponent(location.hash.slice(1)); // a link may contain the text
+  if (location.hash) place("source").value = linked(location.hash.slice(1)); // a link may contain the text
   if (place("source").value) await answer(); // so may early typing, or a browser that restored the form
 }
 

@@ -132,7 +132,7 @@ def test_tokens_lie_as_their_embeddings_do(page):
     section = html.unescape(section_of(drawn, "embeddings"))
     assert "which show 80 % and 20 % of their variance" in section
     assert section.count("<circle") == 2
-    assert f"<td>a</td><td>{HOSTILE} 0.25 · b -0.10</td>" in section
+    assert f'<td dir="auto">a</td><td dir="auto">{HOSTILE} 0.25 · b -0.10</td>' in section
 
 
 @pytest.mark.slow
@@ -412,7 +412,8 @@ def test_hidden_tokens_stand_beside_what_was_read_in_their_places():
     )
     assert drawn.console == []
     assert '<h2 id="chosen">What was hidden, and what it might be</h2>' in drawn.html
-    assert f"<td>{html.escape(HOSTILE, quote=False)}</td><td>a</td>" in drawn.html
+    assert f'<td dir="auto">{html.escape(HOSTILE, quote=False)}</td><td dir="auto">a</td>' in drawn.html
+    assert drawn.html.count('<p class="text" dir="auto">') == 2
     assert '<th scope="col">read</th>' not in browser.draw(explorer.explorer_page("x", [Shown(attended)])).html
 
 

@@ -156,7 +156,12 @@ def test_an_answer_stands_at_the_updates_at_which_it_is_another_than_before():
 
 def test_another_example_of_the_same_number_is_not_mixed_with_the_first():
     samples = [sample(10, "a"), sample(20, "b") | {"source": "source 9"}]
-    assert len(report.answers_over_updates(samples)) == 5  # a heading, and for each example its texts and a table
+    assert len(report.answers_over_updates(samples)) == 7  # a heading, and for each example two texts and a table
+
+
+def test_source_and_reference_each_run_in_their_own_direction():
+    parts = report.answers_over_updates([sample(10, "a") | {"source": "שלום", "reference": "peace"}])
+    assert parts[1:3] == ['<p dir="auto">שלום</p>', '<p dir="auto">→ peace</p>']
 
 
 @pytest.mark.parametrize("watch", [0.5, float("nan"), float("inf"), -1.0])

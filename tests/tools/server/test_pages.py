@@ -52,11 +52,29 @@ def test_the_page_asks_and_shows_what_is_answered_as_text(predictor, monkeypatch
             html = tab.content()
         style = ask(port, "/page.css")[1]
         streamed = [line for line in ask(port, "/metrics")[1].splitlines() if "jformer_batch_texts_count" in line]
-    assert "second" in html
+    assert '<span dir="auto">second</span>' in html
     assert "&lt;img src=x onerror" in html
     assert "<img" not in html
     assert streamed == [f"jformer_batch_texts_count {float(not streams)}"]
     assert browser.barriers(still(html, style)) == []
+
+
+class Breaking(Growing):
+    """Tells one half of an answer, then fails."""
+
+    def advance(self):
+        if len(self._told) == 1:
+            raise RuntimeError("broken")
+        return super().advance()
+
+
+def test_an_error_leaves_no_answer_that_still_grows(predictor, monkeypatch):
+    engine = Engine(predictor, LIMITS)
+    monkeypatch.setattr(engine, "grow", Breaking)
+    with served(engine) as port, browser.used(f"http://127.0.0.1:{port}/#50% + 1%25 & so on") as tab:
+        tab.wait_for_selector("#status.error")
+        assert tab.input_value("#source") == "50% + 1% & so on"  # typed into the address, and encoded
+        assert tab.locator("#answers > *").count() == 0
 
 
 def still(page, style):
