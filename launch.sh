@@ -154,20 +154,20 @@ sync() {
   patiently on_workers all "flock -n jformer.lock true || exit 0; tar -xzf ~/jformer.tar.gz && ln -sfn\
  jformer-$commit jformer && cd jformer && PATH=~/.local/bin:\$PATH && { command -v uv || curl -LsSf\
  https://astral.sh/uv/install.sh | sh; } && uv venv --clear --python=3.12 .venv && uv pip install\
- --python=.venv/bin/python --constraints=constraints.txt --editable='.[$extras]'${setup:+ && cd && $setup}"
+ --python=.venv/bin/python --constraints=constraints.txt --editable='.[$extras]'${setup:+ && cd && eval ${setup@Q}}"
 }
 
 # The supervisor holds a lock, taken before this returns: a second start changes nothing.
 run() {
   patiently on_workers all "cd jformer && { flock -w 2 9 || exit 0;\
- echo \"\$(hostname): running (boot \$(cat /proc/sys/kernel/random/boot_id))\" >../jformer.state;\
+ echo \"\$(hostname): starting (boot \$(cat /proc/sys/kernel/random/boot_id))\" >../jformer.state;\
  setsid nohup .venv/bin/python -m jformer.supervise --state=../jformer.state --retries=$retries\
  $(quoted "${group[@]}" -- --distributed "${args[@]}") </dev/null >>../jformer.log 2>&1 & echo \$! >../jformer.pid; } 9>../jformer.lock"
 }
 
 # Print the state of each supervisor: one that holds no lock and did not finish, or not in this boot, is gone.
 supervisors() {
-  on_workers all "{ flock -n jformer.lock sed \"s/: running.*/: gone/; /boot\
+  on_workers all "{ flock -n jformer.lock sed \"s/: starting.*/: gone/; s/: running.*/: gone/; /boot\
  \$(cat /proc/sys/kernel/random/boot_id))/!s/: stopped.*/: gone/\" jformer.state || cat jformer.state; }\
  2>/dev/null || echo \"\$(hostname): gone\""
 }
@@ -196,7 +196,7 @@ delete() {
 
 # Wait for the end of the run: 0, MISTAKE, STOPPED or 1 if it gave up; LOST if the slice is gone or does not answer.
 watch() {
-  local now told stopped=0 silent
+  local now told stopped=0 restarts=0 silent
   for ((silent = 0; silent < 5; silent++)); do
     [[ ! $yes ]] || sleep "$poll"
     now=$(state ACTIVE)
@@ -206,8 +206,11 @@ watch() {
       *': mistake'*) return "$MISTAKE" ;;
       *': stopped'*) [[ $now == UNKNOWN ]] || ((++stopped < 2)) || return "$STOPPED" ;; # or is it being taken away?
       *': gave up'*) return 1 ;;
-      *': gone'*) stopped=0; run || return ;; # as after a reboot
-      *': running'*) stopped=0 ;;
+      *': gone'*) # as after a reboot
+        ((++restarts <= 5)) || { say "a supervisor was gone again after each of 5 restarts"; return 1; }
+        stopped=0; run || return ;;
+      *': starting'*) stopped=0 ;;
+      *': running'*) stopped=0 restarts=0 ;;
       *': done'*) return ;;
       *) continue ;;
     esac
@@ -280,6 +283,7 @@ if [[ $hosts ]]; then
   [[ $extras != tpu,gcs ]] || extras=cuda,gcs
 fi
 if [[ $per == gpu ]]; then
+  [[ $hosts || $command == @(here|slurm) ]] || fail "--per=gpu is for local, slurm and --hosts: a slice has no GPUs"
   [[ $command == here ]] || { need gpus && group=("--processes=$gpus"); }
   group+=(--per-gpu)
 fi

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from jformer.errors import ABORTED, DONE, LOST, MISTAKE, STUCK
+from jformer.parallel.processes import readers_may_leave
 from jformer.parallel.processes.children import die_with_parent, free_port, send_signal, signals_to
 from jformer.storage import is_step, replace_content, run_path
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_part(options) and not os.environ.get("JAX_PROCESS_ID", "").isdecimal():
         parser.error("--processes with --distributed needs JAX_PROCESS_ID, the number of the first of these processes")
     group = ProcessGroup(options)
-    with signals_to(group.stop):
+    with signals_to(group.stop), readers_may_leave(lambda: group.stop(signal.SIGHUP, None)):
         return supervise(group, options)
 
 
@@ -66,12 +67,12 @@ def supervise(group: "ProcessGroup", options: argparse.Namespace) -> int:
     boot = BOOT.read_text().strip() if BOOT.exists() else ""
 
     def report(text: str) -> None:
-        print(f"supervise: {text}", file=sys.stderr, flush=True)
+        say(text)
         if options.state:
             try:
                 replace_content(options.state, f"{socket.gethostname()}: {text} (boot {boot})\n".encode())
             except OSError as error:  # a full disk must not end the supervisor
-                print(f"supervise: --state={options.state}: {error}", file=sys.stderr, flush=True)
+                say(f"--state={options.state}: {error}")
 
     report("running")
     failures, before = 0, newest_checkpoint(options.arguments)
@@ -88,13 +89,19 @@ def supervise(group: "ProcessGroup", options: argparse.Namespace) -> int:
     return code
 
 
+def say(text: str) -> None:
+    """Print a line on standard error, unless a full disk refuses it."""
+    with contextlib.suppress(OSError):
+        print(f"supervise: {text}", file=sys.stderr, flush=True)
+
+
 def newest_checkpoint(arguments: Sequence[str]) -> int:
     """Return the step of the newest complete checkpoint in the arguments' workdir, wherever that is; or -1."""
     workdir = flag(arguments, "workdir")
     try:
         found = [*run_path(workdir).glob("checkpoints/*/commit_success.txt")] if workdir else []
     except Exception as error:  # storage that is unreachable for a moment must not end the supervisor
-        print(f"supervise: cannot look for checkpoints: {error}", file=sys.stderr, flush=True)
+        say(f"cannot look for checkpoints: {error}")
         return -1
     return max((int(path.parent.name) for path in found if is_step(path.parent.name)), default=-1)
 
@@ -109,7 +116,9 @@ class ProcessGroup:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Ask all processes to save and end; kill them when called again."""
+        """Ask all processes to save and end; kill them when called again, but not by SIGHUP: terminals repeat it."""
+        if self.stopping and number == signal.SIGHUP:
+            return
         for process in self._processes:
             send_signal(process, signal.SIGKILL if self.stopping else signal.SIGTERM)
         self.stopping = True
@@ -140,8 +149,9 @@ class ProcessGroup:
                 for process in living if time.monotonic() > deadline else ended:  # these may have left children
                     send_signal(process, signal.SIGKILL)
                 if shown:
-                    sys.stdout.buffer.write(shown.read())
-                    sys.stdout.flush()
+                    with contextlib.suppress(OSError):  # a full disk must not end the supervisor
+                        sys.stdout.buffer.write(shown.read())
+                        sys.stdout.flush()
         failed = [code for code in codes if code]
         code = MISTAKE if MISTAKE in failed else next(iter(failed), DONE)
         return code if code >= 0 else 128 - code
@@ -172,7 +182,11 @@ def start(options: argparse.Namespace, logs: Sequence[int]) -> list[subprocess.P
     port, processes = free_port(), []
     for i in range(options.processes):
         place = [f"--coordinator=127.0.0.1:{port}", f"--processes={options.processes}", f"--process={i}"]
-        own = {"JAX_LOCAL_DEVICE_IDS": str(i)} if options.per_gpu else {}
+        own = {}
+        if options.per_gpu and options.processes > 1:
+            own["JAX_LOCAL_DEVICE_IDS"] = str(i)
+        elif options.per_gpu:  # JAX reads that only in a run of several processes
+            own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         if is_part(options):
             own["JAX_PROCESS_ID"], place = str(int(environment["JAX_PROCESS_ID"]) + i), []
         processes.append(

@@ -285,6 +285,23 @@ def test_what_fails_on_workers_that_answer_does_not_lose_the_slice(cloud):
     assert_deleted(cloud)
 
 
+@pytest.mark.parametrize("setup", ["true || true", "false; true"])
+def test_setup_hides_no_failed_installation(cloud, setup):
+    cloud.launch("create", *SLICE, "--yes")
+    result = cloud.launch("sync", *SLICE, "--yes", f"--setup={setup}", FAKE_UV_PIP="1")
+    assert result.returncode == 1
+    assert "three tries failed" in result.stderr
+
+
+def test_a_supervisor_that_cannot_start_ends_it_with_its_log_and_without_the_slice(cloud):
+    result = everything(cloud, "pass", "--setup=echo 'echo no library; exit 1' >jformer/.venv/bin/python")
+    assert result.returncode == 1, result.stderr
+    assert "launch: a supervisor was gone again after each of 5 restarts" in result.stderr
+    assert "no library" in result.stdout
+    assert sum("jformer.supervise" in call[-3] for call in cloud.calls()) == 6
+    assert_deleted(cloud)
+
+
 def test_a_slice_with_dead_workers_is_lost(cloud):
     cloud.prepare(lives=[["ACTIVE"]], dead=[[1]])
     assert_lost(cloud, everything(cloud, "pass"))
@@ -343,6 +360,7 @@ def test_deleting_is_tried_again_until_the_slice_is_gone(cloud):
         (["status", *SLICE, "--workdir=x"], "unexpected --workdir=x: arguments of jformer.main come after --"),
         (["slurm", "--nodes=two"], "unexpected --nodes=two"),
         (["slurm", "--nodes=2", "--per=gpu"], "--gpus is missing"),
+        (["run", *SLICE, "--per=gpu", "--gpus=2", *RUN], "--per=gpu is for local, slurm and --hosts"),
         (["create", "--hosts=a,b"], "--hosts are machines of yours: create is for a slice"),
         (["run", "--hosts=a,b", "--", "--workdir=x"], "--workdir=x must be a path from / that all hosts see"),
         (["local", "--", "--workdir=x"], "how many processes?"),

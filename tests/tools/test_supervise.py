@@ -25,6 +25,7 @@ signal.signal(signal.SIGTERM, save)
 print('ready', flush=True)
 time.sleep(600)
 """
+SAVE_SLOWLY = SAVE_WHEN_TOLD.replace("print('saved'", "print('saving', flush=True); time.sleep(0.5); print('saved'")
 
 
 @pytest.fixture
@@ -160,6 +161,22 @@ def test_a_request_to_stop_lets_all_save_and_restarts_none(supervise, tmp_path):
     assert len(starts(tmp_path)) == 1
 
 
+@pytest.mark.parametrize(("stream", "signalled"), [("stdout", True), ("stderr", True), ("stdout", False)])
+def test_a_reader_that_leaves_lets_all_save(supervise, tmp_path, stream, signalled):
+    logs = tmp_path / "logs"
+    code = SAVE_SLOWLY
+    if not signalled:
+        code = code.replace("time.sleep(600)", "while time.sleep(0.05) is None: print('line', flush=True)")
+    process = supervise(code, "--processes=2", f"--logs={logs}")
+    wait_until(lambda: all((logs / f"process-{i}.log").is_file() for i in range(2)), 20)
+    wait_until(lambda: all("ready" in (logs / f"process-{i}.log").read_text() for i in range(2)), 20)
+    getattr(process, stream).close()
+    if signalled:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+    assert all("saved" in (logs / f"process-{i}.log").read_text() for i in range(2))
+
+
 def test_a_second_request_kills(supervise, tmp_path):
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "
     process = supervise(deaf + "time.sleep(600)")
@@ -169,6 +186,29 @@ def test_a_second_request_kills(supervise, tmp_path):
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert outcome(process)[0] == 137
+
+
+def test_a_terminal_that_hangs_up_twice_lets_all_save(supervise):
+    process = supervise(SAVE_SLOWLY)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    assert process.stdout.readline() == "saving\n"
+    process.send_signal(signal.SIGHUP)
+    code, out, _ = outcome(process)
+    assert (code, out) == (143, "saved\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_ends_no_run(tmp_path):
+    command = [sys.executable, "-m", "jformer.supervise", f"--logs={tmp_path}", "--", f"--workdir={tmp_path}/run"]
+    with Path("/dev/full").open("w") as full:
+        subprocess.run(
+            [*command, "--code=print('line', flush=True); (workdir / 'ended').touch()"],
+            env=os.environ | {"JFORMER_COMMAND": f"'{sys.executable}' '{STAND_IN}'"},
+            stdout=full,
+            stderr=full,
+        )
+    assert (tmp_path / "run" / "ended").exists()
 
 
 def test_what_a_process_started_ends_with_it(supervise, tmp_path):
@@ -187,3 +227,14 @@ def test_nothing_survives_a_killed_supervisor(supervise, tmp_path):
 def test_virtual_devices_are_those_of_each_process(supervise):
     show = "import os; print(os.environ['JAX_PLATFORMS'], os.environ['XLA_FLAGS'].split()[-1])"
     assert outcome(supervise(show, "--devices=3"))[1] == "cpu --xla_force_host_platform_device_count=3\n"
+
+
+@pytest.mark.parametrize(
+    ("processes", "own"), [(1, ["CUDA_VISIBLE_DEVICES=3"]), (2, ["CUDA_VISIBLE_DEVICES=3,5", "JAX_LOCAL_DEVICE_IDS=0"])]
+)
+def test_a_process_of_one_gpu_takes_no_other(supervise, monkeypatch, processes, own):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.delenv("JAX_LOCAL_DEVICE_IDS", raising=False)
+    names = ["CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"]
+    show = f"import os; process or print(*(f'{{n}}={{os.environ[n]}}' for n in {names} if n in os.environ))"
+    assert outcome(supervise(show, f"--processes={processes}", "--per-gpu"))[1].split() == own

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jformer.errors import STOPPED
@@ -80,10 +80,10 @@ def request_stop() -> None:
 
 
 @contextlib.contextmanager
-def readers_may_leave() -> Iterator[None]:
-    """Treat a reader of standard output or error that leaves as a request to stop, not as an error."""
+def readers_may_leave(stop: Callable[[], None] = request_stop) -> Iterator[None]:
+    """Treat a reader of standard output or error that leaves as a request to `stop`, not as an error."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_Outlet(stream) for stream in before)
+    sys.stdout, sys.stderr = (_Outlet(stream, stop) for stream in before)
     try:
         yield
     finally:
@@ -93,13 +93,17 @@ def readers_may_leave() -> Iterator[None]:
 class _Outlet:
     """A stream whose reader may leave, after which output is discarded. It does not own the stream."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, stop: Callable[[], None]) -> None:
+        self._stream, self._stop = stream, stop
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def write(self, text: str) -> int:
+    @property
+    def buffer(self) -> "_Outlet":
+        return _Outlet(self._stream.buffer, self._stop)
+
+    def write(self, text: str | bytes) -> int:
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -117,7 +121,7 @@ class _Outlet:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
-        request_stop()
+        self._stop()
         return written
 
 
