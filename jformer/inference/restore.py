@@ -89,9 +89,10 @@ def restore_adapter(workdir: str | os.PathLike[str], base: Trained, mesh: Mesh) 
     own = load_config(path / "config.json")
     if not own.model.lora.rank:
         raise UserError(f"{workdir}: holds no adapters (it was trained without model.lora.rank); load it on its own")
-    read = {key: getattr(base.config.evaluate, key) for key in ("command", "command_seconds", "tokenize")}
-    evaluate = dataclasses.replace(own.evaluate, **read)  # which rerank and search=mbr read
-    config = dataclasses.replace(own, decode=base.config.decode, evaluate=evaluate)
+    config = dataclasses.replace(own, decode=base.config.decode)
+    if own.task == base.config.task and base.task.answer != VECTOR:  # what rerank and search=mbr read
+        read = {key: getattr(base.config.evaluate, key) for key in ("command", "command_seconds", "tokenize")}
+        config = dataclasses.replace(config, evaluate=dataclasses.replace(own.evaluate, **read))
     run = _restore(path, config, build_task(config), load_tokenizers(path / "tokenizer"), mesh, base)
     return dataclasses.replace(run, model=intervened_as(base.model, run.model))
 
@@ -174,15 +175,6 @@ def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) ->
     return _restore(run_path(workdir), decoding, run.task, run.tokenizers, mesh)
 
 
-def _languages(config: Config) -> str:
-    """Return what a run translates from and into, and which side has a symbol for it."""
-    data = config.data
-    if not data.language_symbols:
-        return f"{data.source_language} to {data.target_language}"
-    pairs = sorted({" to ".join(data.languages(part)) for part in data.trained()})
-    return f"{', '.join(pairs)} (data.language_symbols={data.language_symbols!r})"
-
-
 def member_config(workdir: str | os.PathLike[str], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Config:
     """Return the config of another run that may form an ensemble with the run of `config` and `tokenizers`.
 
@@ -195,8 +187,13 @@ def member_config(workdir: str | os.PathLike[str], config: Config, tokenizers: t
     own, others = load_config(path / "config.json"), load_tokenizers(path / "tokenizer")
     if own.task != config.task:
         raise UserError(f"decode.ensemble: {workdir} has task={own.task!r}, this run {config.task!r}; leave it out")
-    member, own_run = _languages(own), _languages(config)
-    if member != own_run:
+    symbols = own.data.language_symbols, config.data.language_symbols
+    languages = [(run.data.source_language, run.data.target_language) for run in (own, config)]
+    if all(symbols) and symbols[0] != symbols[1]:
+        key = f"data.language_symbols={symbols[0]!r}"
+        raise UserError(f"decode.ensemble: {workdir} has {key}, this run {symbols[1]!r}; leave it out")
+    if not all(symbols) and languages[0] != languages[1]:
+        member, own_run = (" to ".join(pair) for pair in languages)
         raise UserError(f"decode.ensemble: {workdir} was trained on {member}, this run on {own_run}; leave it out")
     for side, ours, theirs in zip(("source", "target"), tokenizers, others, strict=True):
         if ours.fingerprint != theirs.fingerprint:

@@ -56,7 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--processes with --distributed needs JAX_PROCESS_ID, the number of the first of these processes")
     group = ProcessGroup(options)
     with signals_to(group.stop), readers_may_leave(lambda: group.stop(signal.SIGHUP, None)):
-        return supervise(group, options)
+        code = supervise(group, options)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # a full disk would fail again at exit, and change the exit code: discard the rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code
 
 
 def supervise(group: "ProcessGroup", options: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from jformer.config import load_config, resolve, save_config
 from jformer.config.options import Config
 from jformer.data.tokenizers import BOS, EOS, PAD, LabelTokenizer, learn
 from jformer.data.tokenizers.numbers import NumberTokenizer
+from jformer.data.vocabularies import load_tokenizers
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.mbr import chrf, rank
 from jformer.errors import UserError
@@ -27,7 +28,7 @@ from jformer.inference.inputs import Attempt
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor, load
 from jformer.inference.ranking import by_utility
-from jformer.inference.restore import Trained
+from jformer.inference.restore import Trained, member_config
 from jformer.parallel.mesh import make_mesh
 from tests.inference import untrained
 from tests.inference.untrained import CHARS, MODEL, ROWS
@@ -418,6 +419,18 @@ def test_an_ensemble_of_an_own_task_that_answers_in_one_pass_is_refused(monkeypa
         load("run", mesh=make_mesh(1))
 
 
+def test_runs_of_several_languages_form_an_ensemble_if_their_symbols_stand_at_one_side(runs):
+    def directions(at, *targets):
+        first, *others = ({"source_language": "en", "target_language": each} for each in targets)
+        return {"data": {**first, "language_symbols": at, "mixture": [{**other, "train": "x"} for other in others]}}
+
+    run, finer = runs("both", **directions("target", "de", "fr")), runs("finer", **directions("target", "fr"))
+    config, tokenizers = load_config(run / "config.json"), load_tokenizers(run / "tokenizer")
+    assert member_config(finer, config, tokenizers).data.target_language == "fr"
+    with pytest.raises(UserError, match=r"has data\.language_symbols='source', this run 'target'; leave it out"):
+        member_config(runs("opposite", **directions("source", "de")), config, tokenizers)
+
+
 @pytest.mark.slow
 def test_an_ensemble_is_loaded_with_its_own_weights_or_refused(runs):
     ours = runs("ours")
@@ -436,11 +449,6 @@ def test_an_ensemble_is_loaded_with_its_own_weights_or_refused(runs):
         ensemble(runs("wider", "abcdefghi "))
     with pytest.raises(UserError, match=r"decode\.ensemble: .*french was trained on en to fr, this run on en to de"):
         ensemble(runs("french", data={"source_language": "en", "target_language": "fr"}))
-    symbols = {"source_language": "en", "target_language": "de", "language_symbols": "target"}
-    with pytest.raises(
-        UserError, match=r"was trained on en to de \(data\.language_symbols='target'\), this run on en to"
-    ):
-        ensemble(runs("symbols", data=symbols))
     with pytest.raises(UserError, match=r"decode\.ensemble: .*noise has task='denoise', this run 'translate'"):
         ensemble(runs("noise", task="denoise"))
     short = {"positions": "learned", "max_length": 200, "vocab_size": ROWS}

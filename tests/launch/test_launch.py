@@ -183,7 +183,7 @@ def test_hosts_that_do_not_answer_end_the_watching_and_not_the_run(cloud):
     assert result.returncode == 75, result.stderr
     assert "not all workers answer: b: connection timed out" in result.stderr
     assert "rerun the same command to resume from the newest checkpoint, once all hosts answer" in result.stderr
-    assert on_hosts(cloud, "status").stdout.count(": running (boot") == 2
+    wait_until(lambda: on_hosts(cloud, "status").stdout.count(": running (boot") == 2)
     assert on_hosts(cloud, "stop").returncode == 0
     wait_until(lambda: on_hosts(cloud, "status").stdout.count(": stopped on request") == 2)
     assert on_hosts(cloud, "all").returncode == 0

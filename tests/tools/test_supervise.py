@@ -202,13 +202,14 @@ def test_a_terminal_that_hangs_up_twice_lets_all_save(supervise):
 def test_a_full_disk_ends_no_run(tmp_path):
     command = [sys.executable, "-m", "jformer.supervise", f"--logs={tmp_path}", "--", f"--workdir={tmp_path}/run"]
     with Path("/dev/full").open("w") as full:
-        subprocess.run(
+        ended = subprocess.run(
             [*command, "--code=print('line', flush=True); (workdir / 'ended').touch()"],
             env=os.environ | {"JFORMER_COMMAND": f"'{sys.executable}' '{STAND_IN}'"},
             stdout=full,
             stderr=full,
         )
     assert (tmp_path / "run" / "ended").exists()
+    assert ended.returncode == 0
 
 
 def test_what_a_process_started_ends_with_it(supervise, tmp_path):

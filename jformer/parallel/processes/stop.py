@@ -83,7 +83,7 @@ def request_stop() -> None:
 def readers_may_leave(stop: Callable[[], None] = request_stop) -> Iterator[None]:
     """Treat a reader of standard output or error that leaves as a request to `stop`, not as an error."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_Outlet(stream, stop) for stream in before)
+    sys.stdout, sys.stderr = (stream and _Outlet(stream, stop) for stream in before)  # None: it is closed
     try:
         yield
     finally:

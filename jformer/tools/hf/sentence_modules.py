@@ -59,15 +59,18 @@ def read_modules(directory: Path) -> SentenceModules | None:
     return SentenceModules(poolings.pop(), len(kinds) > 2, length if type(length) is int else 0, notes)
 
 
-def write_modules(directory: Path, config: Config) -> None:
-    """Write the files for a run of task embed, in a form that all versions of sentence-transformers read.
-
-    Raises UserError for vectors of a pooler, which those files cannot name.
-    """
-    model, kinds = config.model, ["Transformer", "Pooling", *["Normalize"] * config.decode.normalize]
-    pooling = config.decode.pooling or model.head.pooling
+def pooling_of(config: Config) -> str:
+    """Return the pooling of a run of task embed; raise UserError for that of a pooler, which has no name there."""
+    pooling = config.decode.pooling or config.model.head.pooling
     if pooling == "pooler":
         raise UserError("decode.pooling='pooler': sentence-transformers has no such pooling; use 'first' or 'mean'")
+    return pooling
+
+
+def write_modules(directory: Path, config: Config) -> None:
+    """Write the files for a run of task embed, in a form that all versions of sentence-transformers read."""
+    model, kinds = config.model, ["Transformer", "Pooling", *["Normalize"] * config.decode.normalize]
+    pooling = pooling_of(config)
     paths = [f"{i}_{kind}" if i else "" for i, kind in enumerate(kinds)]
     flags = {flag: ours == pooling for (flag, _), ours in MODES.items()}
     content: dict[str, Any] = {

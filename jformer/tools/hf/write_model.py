@@ -26,7 +26,7 @@ from jformer.tools.hf import learned, tensors, vocabulary
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf.convert import BIAS, FAMILIES, FIELDS, LABELLED, ORIGIN, PIXELS, SETTINGS, not_carried, sized
 from jformer.tools.hf.families import LOGITS_BIAS, HfFamily, architecture, config_fields, is_bare, table_of
-from jformer.tools.hf.sentence_modules import write_modules
+from jformer.tools.hf.sentence_modules import pooling_of, write_modules
 from jformer.tools.hf.vit import PIXEL_SCALE, VIT, pixel_fields, pixel_scale
 
 
@@ -87,6 +87,8 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
             raise UserError(f"{workdir}: {key}={symbols[key]} in its vocabulary, and {family.model_type} needs {value}")
     model, params = own_layers(model, load_weights(run.path, config, build_model(model), make_mesh(1)).params)
     params = in_units(params, tokenizers[1])
+    if config.task == "embed":
+        pooling_of(config)
     target.mkdir(parents=True, exist_ok=True)
     mask = config.task == "mlm" and not text.symbols.noise
     same = origin.get("tokenizer") == text.fingerprint and origin["model_type"] == family.model_type
