@@ -28,7 +28,7 @@ def test_a_request_is_a_line_or_a_json_object():
     assert read_request(0, '{"source": ""}', "jsonl", Counter()) == Request("", line=0)
     counts.clear()
     assert read_request(0, r'{"source": "a\u0000\ud800", "prefix": "\udfff"}', "jsonl", counts) == Request(
-        "a\ufffd\ufffd", "\ufffd"
+        "a\ufffd\ufffd", "\ufffd", line=0
     )
     assert counts == {"texts with invalid characters, replaced by U+FFFD": 2}
 
