@@ -148,7 +148,7 @@ def run_command(argv: list[str]) -> int:
             sys.stdout.flush()
         return error.code if isinstance(error, UserError) else LOST
     except BrokenPipeError:  # the reader has closed our output, as head does; discard the rest
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        processes.discard_output(sys.stdout)
         return DONE
 
 

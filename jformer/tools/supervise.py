@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from jformer.errors import ABORTED, DONE, LOST, MISTAKE, STUCK
-from jformer.parallel.processes import readers_may_leave
+from jformer.parallel.processes import discard_output, readers_may_leave
 from jformer.parallel.processes.children import die_with_parent, free_port, send_signal, signals_to
 from jformer.storage import is_step, replace_content, run_path
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             stream.flush()
         except OSError:  # a full disk would fail again at exit, and change the exit code: discard the rest
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            discard_output(stream)
     return code
 
 

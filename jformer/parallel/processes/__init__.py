@@ -26,6 +26,7 @@ from jformer.parallel.processes.meeting import AbsentError
 from jformer.parallel.processes.process_info import ProcessInfo, from_flags
 from jformer.parallel.processes.stop import (
     defer_stop,
+    discard_output,
     end_at_once,
     heed_signals,
     ignore_signals,
@@ -42,6 +43,7 @@ __all__ = [
     "code_version",
     "compile_together",
     "defer_stop",
+    "discard_output",
     "end_at_once",
     "enter_phase",
     "from_flags",

@@ -118,11 +118,16 @@ class _Outlet:
     def _left(self, written: int, error: OSError) -> int:
         if error.errno not in GONE:
             raise error
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+        discard_output(self._stream)
         self._stop()
         return written
+
+
+def discard_output(stream: Any) -> None:
+    """Discard what a stream holds unwritten, and all that is written to it from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _listen(reader: int) -> None:
