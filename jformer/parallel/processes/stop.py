@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from jformer.errors import STOPPED
 from jformer.parallel.processes.children import signals_to
@@ -123,7 +123,7 @@ class _Outlet:
         return written
 
 
-def discard_output(stream: Any) -> None:
+def discard_output(stream: TextIO) -> None:
     """Discard what a stream holds unwritten, and all that is written to it from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
