@@ -28,7 +28,10 @@ EMPTY = Pair("", "")
 DUPLICATES = "duplicates"
 DROPPED = "pairs dropped by "
 SHOWN, LOOKED_AT = 3, 2**17  # examples of each rule in cleaned.jsonl, and pairs searched for them
-CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
+# A text may have several lines, which end in \n or \r\n.
+CONTROL = re.compile(
+    r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]"
+)
 
 
 def _characters(limits: str) -> Drops:
@@ -72,14 +75,22 @@ def make_rules(rules: Sequence[str]) -> dict[str, Drops]:
     return {"".join(part): RULES[part[0]](part[2]) for part in parts}
 
 
-def cleaned(split: Split, rules: Sequence[str], cache_dir: str, labels: bool = False) -> Split:
+def cleaned(
+    split: Split, rules: Sequence[str], cache_dir: str, labels: bool = False, several_lines: bool = False
+) -> Split:
     """Return the split with every pair that a rule drops replaced by an empty one.
 
-    With `labels`, targets are no texts of their own: rules read the sources, except that duplicates agree in both.
+    Args:
+        split: the pairs.
+        rules: data.clean.
+        cache_dir: where the numbers of duplicates are kept.
+        labels: whether targets are no texts of their own: rules read the sources, except that duplicates agree in both.
+        several_lines: whether a text may have several lines.
     """
     if not rules:
         return split
-    identity = fingerprint("cleaned 1", split.fingerprint, rules, *["labels"] * labels)
+    marks = ["labels"] * labels + ["lines"] * (several_lines and "control" in rules)  # it once dropped such texts
+    identity = fingerprint("cleaned 1", split.fingerprint, rules, *marks)
     repeats = Path(cache_dir).expanduser() / f"{identity[:32]}.repeats.npy" if DUPLICATES in rules else None
     numbers = functools.partial(_repeats, split.read, repeats)
     read = functools.partial(_clean, split.read, rules, numbers, labels)

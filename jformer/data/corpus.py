@@ -152,7 +152,8 @@ class Side:
             return
         for text, ids in zip(texts, sequences, strict=True):
             if self.symbols.unk in ids:
-                counts.update(f"{UNKNOWN}{each!r}" for each in find(text))
+                parts = text.split("\t") if self.parts else [text]
+                counts.update(f"{UNKNOWN}{each!r}" for part in parts for each in find(part))
 
     def _joined(self, sequences: Sequence[Sequence[int]]) -> list[int]:
         first, *others = sequences

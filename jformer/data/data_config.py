@@ -88,6 +88,12 @@ class SourceConfig:
     # each epoch draws a random share, and after 20 epochs all pairs were drawn equally often.
     weight: float = 1.0
 
+    def several_lines(self) -> bool:
+        """Return whether a text may have several lines."""
+        if self.source == "text":
+            return self.document != "line"
+        return self.source in ("tables", "tfds") and not self.source_language
+
     def check_source(self, name: str) -> None:
         """Raise UserError for the first invalid option of this corpus, whose section is `name`."""
         check_part(f"{name}.source", self.source, SOURCES)

@@ -84,14 +84,16 @@ def _own_cache() -> Path | None:
 def own_folder(name: str, within: Path | None = None) -> Path | None:
     """Return a folder that only this user can write to, so that its content can be trusted, or None.
 
-    It is created in `within`, by default in this user's temporary folder.
+    It is created in `within`, by default in this user's temporary folder. A group may be able to write to that folder,
+    as the umask of many systems has it: its members can move ours away, but another one there would be theirs.
     """
     folder = Path(within or here(), name)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for each in (folder, folder.parent):
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for each, written_by in ((folder, stat.S_IWGRP | stat.S_IWOTH), (folder.parent, stat.S_IWOTH)):
             about = each.lstat()
-            if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o022:
+            if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & written_by:
                 return None
     except OSError:
         return None

@@ -145,7 +145,11 @@ def _mapped_anew(array: np.ndarray) -> np.ndarray:
 
 
 class PackedParts:
-    """Examples of packed rows, redrawn in each epoch. A row holds one corpus only, so that weights count rows."""
+    """Examples of packed rows, redrawn in each epoch. A row holds one corpus only, so that weights count rows.
+
+    Rows of a corpus with a fraction p/q in its weight are redrawn after q epochs, when all were drawn equally often.
+    Temperatures make q so large that such rows hold the same examples in the whole run.
+    """
 
     def __init__(self, parts: Sequence[PackedRows], weights: Sequence[float]) -> None:
         """Join the rows of all parts."""

@@ -3,11 +3,12 @@
 A task has either one, "shared" by both sides or for the only side with text, or "source" and "target".
 """
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from etils.epath import Path
 
@@ -204,6 +205,9 @@ def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySp
     controls = [LANGUAGE_FORMS.split()[0].format(name=name) for name in config.language_names()]
     if config.vocabulary and vocabulary.kind in KINDS:
         return read_subwords(Path(config.vocabulary).expanduser(), config.symbols, controls)
+    unequal = config.mixture_temperature > 1 or len({part.weight for part in config.trained()}) > 1
+    if vocabulary.kind == "label" and config.label_weights == "balanced" and unequal and len(splits) > 1:
+        return _counted_as_drawn(config, splits, vocabulary)
     with show_progress(f"learning the {vocabulary.kind} tokenizer"):
         return learn(
             vocabulary.kind,
@@ -218,29 +222,49 @@ def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySp
         )
 
 
+def _counted_as_drawn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySpec) -> Tokenizer:
+    """Learn labels, each with the examples that an epoch of a mixture draws of it, in millionths of an example."""
+    plain = dataclasses.replace(config, label_weights="none")
+    labels, *each = [cast(LabelTokenizer, _learn(plain, part, vocabulary)) for part in (splits, *([s] for s in splits))]
+    shares = shares_of([sum(part.counts) for part in each], config.mixture_temperature)
+    passes = [part.weight * share for part, share in zip(config.trained(), shares, strict=True)]
+    drawn: Counter[str] = Counter()
+    for part, times in zip(each, passes, strict=True):
+        counts = zip(part.tokens[NUM_SYMBOLS:], part.counts, strict=True)
+        drawn.update({label: max(1, round(count * times * 1e6)) for label, count in counts})
+    names = labels.tokens[NUM_SYMBOLS:]
+    return LabelTokenizer(labels.kind, labels.normalization, names, [drawn[name] for name in names])
+
+
 def _texts(splits: Sequence[Split], vocabulary: VocabularySpec, temperature: float = 1.0) -> Iterator[str]:
-    """Yield the texts to learn from; with a temperature above 1, those of small corpora several times."""
+    """Yield the texts to learn from; with a temperature above 1, those of small corpora several times.
 
-    def read(split: Split) -> Iterator[Pair]:
-        return _sampled(split) if vocabulary.kind in SAMPLED else split.read(Counter())
-
-    repeats = [1.0] * len(splits)
+    Where only a sample of one corpus is read, the others are thinned as much: corpora keep their shares.
+    """
+    strides = [_stride(split) if vocabulary.kind in SAMPLED else 1 for split in splits]
+    repeats = [stride / max(strides) for stride in strides]
     if temperature > 1:
-        repeats = shares_of([sum(any(pair[:2]) for pair in read(split)) for split in splits], temperature)
-    for split, repeat in zip(splits, repeats, strict=True):
-        for number, pair in enumerate(read(split)):
+        found = [sum(any(pair[:2]) for pair in _sampled(*each)) for each in zip(splits, strides, strict=True)]
+        shares = shares_of([stride * size for stride, size in zip(strides, found, strict=True)], temperature)
+        repeats = [share * repeat for share, repeat in zip(shares, repeats, strict=True)]
+    for split, stride, repeat in zip(splits, strides, repeats, strict=True):
+        for number, pair in enumerate(_sampled(split, stride)):
             for side in vocabulary.sides * (math.floor((number + 1) * repeat) - math.floor(number * repeat)):
                 text = getattr(pair, side)
                 parts = text.split("\t") if vocabulary.parts else [text]
                 yield from (" ".join(vocabulary.cut(part)) for part in parts) if vocabulary.cut else parts
 
 
-def _sampled(split: Split) -> Iterator[Pair]:
-    """Yield the pairs of a split, or if there are more than SAMPLE, every n-th run of RUN of them."""
+def _stride(split: Split) -> int:
+    """Return the n for which every n-th pair of a split makes at most SAMPLE."""
     size = split.size or sum(1 for _ in split.read(Counter()))
-    stride = -(-size // SAMPLE)
+    return max(1, -(-size // SAMPLE))
+
+
+def _sampled(split: Split, stride: int) -> Iterator[Pair]:
+    """Yield the pairs of a split, or with a stride n above 1, every n-th run of RUN of them."""
     if split.seekable and stride > 1:
-        for first in range(0, size, stride * RUN):
+        for first in range(0, split.size, stride * RUN):
             yield from itertools.islice(split.read(Counter(), first), RUN)
         return
     for number, pair in enumerate(split.read(Counter())):

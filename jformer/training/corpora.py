@@ -1,12 +1,14 @@
 """Open and tokenize the texts of a run: the training texts and the validation texts."""
 
 import dataclasses
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils.epath import Path
 
+from jformer import plugins
 from jformer.config import load_config, resolve
 from jformer.config.options import Config, TrainConfig
 from jformer.config.resume import differences
@@ -24,7 +26,7 @@ from jformer.data.tokenizers import SubwordTokenizer, Tokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
 from jformer.data.vocabularies import copy_tokenizers, directed, learn_tokenizers, load_tokenizers
 from jformer.errors import UserError
-from jformer.integrity import DIGESTS, digest_of
+from jformer.integrity import DIGESTS, damaged, digest_of
 from jformer.storage import run_path
 from jformer.tasks.build import build_task
 from jformer.tasks.split_loss import evaluation_batches
@@ -112,13 +114,22 @@ def prepare_data(config: Config, shard: Shard) -> None:
     data, task, parts = config.data, build_task(config), config.data.trained()
     with show_progress("reading the text"):
         training = list(_open_training(parts, task, data.cache_dir, None))
-    options = [[split.fingerprint for split in training], repr(data), config.train.init_from]
+    options = [[split.fingerprint for split in training], repr(data), config.train.init_from, *_given(config)]
     directory = run_path(data.cache_dir) / f"{digest_of(options)}.tokenizer"
     with locked(directory, "waiting for another shard that learns the tokenizers"):
-        tokenizers = _open_tokenizers(directory, data, config.train, training, task, (directory / DIGESTS).exists())
+        learned = (directory / DIGESTS).exists() and not damaged(directory)
+        tokenizers = _open_tokenizers(directory, data, config.train, training, task, learned)
     for part, split in zip(parts, training, strict=True):
         for encoder in _encoders(task, directed(tokenizers, data, data.languages(part)), data):
             prepare_shard(split, encoder, data.cache_dir, shard)
+
+
+def _given(config: Config) -> Iterator[str]:
+    """Yield digests of what tokenizers are made of besides the text: a given or inherited vocabulary, your own code."""
+    files = [Path(config.data.vocabulary).expanduser()] * bool(config.data.vocabulary)
+    files += [run_path(config.train.init_from) / "tokenizer" / DIGESTS] * bool(config.train.init_from)
+    yield from (hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file())
+    yield from plugins.digests(filter(plugins.is_own, [config.data.tokenizer])).values()
 
 
 def with_vocabulary_of_parent(config: Config) -> tuple[Config, list[str]]:
@@ -178,7 +189,7 @@ def _open_training(parts: Sequence[SourceConfig], task: Task, cache_dir: str, wo
                     f"data.clean: {rule!r} reads a target text, and the targets of this task are none: leave it out"
                 )
         split = open_split(part, part.train)
-        kept = cleaned(split, part.clean, cache_dir, task.labels)
+        kept = cleaned(split, part.clean, cache_dir, task.labels, part.several_lines())
         if workdir:
             write_examples(split, kept, workdir / f"cleaned{number if len(parts) > 1 else ''}.jsonl")
         yield kept

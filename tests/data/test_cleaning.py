@@ -21,7 +21,13 @@ BAD = {
     "characters=3-20": [Pair("ab", "abc"), Pair("abc", "x" * 21)],
     "ratio=2.5": [Pair("abcd", "abcdefghijk")],
     "identical": [Pair("the same ", "the same")],
-    "control": [Pair("a\x00b", "a b"), Pair("a b", "a\u202eb"), Pair("a\x1fb", "a b"), Pair("a b", "a\u2028b")],
+    "control": [
+        Pair("a\x00b", "a b"),
+        Pair("a b", "a\u202eb"),
+        Pair("a\x1fb", "a b"),
+        Pair("a b", "a\u2028b"),
+        Pair("a\rb", "a b"),
+    ],
     "source_script=LATIN": [Pair("это не то", "das nicht")],
     "target_script=CJK+HIRAGANA": [Pair("a house", "ein 家")],
 }
@@ -29,7 +35,7 @@ FINE = {
     "characters=3-20": [GOOD, Pair("", "abc")],
     "ratio=2.5": [Pair("abcd", "abcdefghij"), Pair("", "a text without a source")],
     "identical": [GOOD, Pair("", "")],
-    "control": [GOOD, Pair("a\tb", "ä €\u00a0…")],
+    "control": [GOOD, Pair("a\tb", "ä €\u00a0…"), Pair("", "one\ntwo\r\n\nthree")],
     "source_script=LATIN": [Pair("über 100 µm, π", ""), Pair("12 – 7", "")],
     "target_script=CJK+HIRAGANA": [Pair("x", "家にいる DNA")],
 }
@@ -88,6 +94,15 @@ def test_labels_are_no_texts(tmp_path):
     limits = ("characters=9-20",)  # longer than any label
     assert list(cleaned(split, limits, str(tmp_path), labels=True).read(Counter())) == [pairs[0], EMPTY, pairs[2]]
     assert list(cleaned(split, limits, str(tmp_path)).read(Counter())) == [EMPTY] * 3
+
+
+def test_texts_of_several_lines_that_were_once_dropped_are_another_corpus(tmp_path):
+    for rule, corpora in (("control", 2), ("identical", 1)):
+        found = {cleaned(Split("train", "1", iter), (rule,), str(tmp_path), False, each).fingerprint for each in (0, 1)}
+        assert len(found) == corpora
+    kept = [("text", {"document": "paragraph"}), ("tables", {"source_language": ""}), ("tfds", {"source_language": ""})]
+    assert [SourceConfig(source=name, **options).several_lines() for name, options in kept] == [True] * 3
+    assert not any(SourceConfig(source=name).several_lines() for name, _ in (*kept, ("files", {})))
 
 
 @pytest.mark.parametrize("at_once", [7, 2**23])

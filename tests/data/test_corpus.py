@@ -110,6 +110,13 @@ def test_tokens_that_training_did_not_hold_are_counted_in_all_blocks(tmp_path, m
     assert corpus.counts["further unknown"] == 12
 
 
+def test_what_stands_between_two_texts_is_not_unknown(tmp_path):
+    letters = learn("char", ["ab"], 10, "identity", split_digits=False)
+    encoder = PairEncoder(Side(letters, 10, parts=True), Side(letters, 10), "drop")
+    counts = open_corpus(Readings([Pair("a\tz", "a"), Pair("y", "b")]).split, encoder, str(tmp_path)).counts
+    assert {name for name in counts if name.startswith("unknown: ")} == {"unknown: 'z'", "unknown: 'y'"}
+
+
 @pytest.mark.parametrize("blank", [Pair("", "x"), Pair("x", ""), Pair(" \t", "x"), Pair("x", "\u2003")])
 def test_an_example_with_a_blank_side_is_dropped_and_counted(tmp_path, blank):
     corpus = open_corpus(Readings([blank, Pair("x", "y")]).split, DROPPING, str(tmp_path))

@@ -120,3 +120,18 @@ def test_a_folder_that_others_can_write_to_is_not_believed(tmp_path, hashed, fol
         (tmp_path / place / folder).chmod(0o777)
         assert digest(path) == digest(path)
         assert len(hashed) == expected
+
+
+def test_a_group_may_write_to_the_folder_around(tmp_path, hashed):
+    path, around = write(tmp_path / "a", b"one\n"), tmp_path / "home/.cache/jformer"
+    before = os.umask(0o002)
+    try:
+        around.mkdir(parents=True)
+        assert digest(path) == digest(path)
+        assert hashed == ["a"]
+        around.joinpath("hashed").chmod(0o770)
+        assert digest(path) == digest(path)
+    finally:
+        os.umask(before)
+    assert hashed == ["a", "a"]  # now remembered in the temporary folder
+    assert [(tmp_path / "here" / name).stat().st_mode & 0o777 for name in ("", "hashed")] == [0o700] * 2

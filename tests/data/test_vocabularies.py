@@ -6,7 +6,7 @@ import sentencepiece
 
 from jformer.data import vocabularies
 from jformer.data.corpus import PairEncoder, Side
-from jformer.data.data_config import DataConfig
+from jformer.data.data_config import DataConfig, SourceConfig
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import UNK, ImageTokenizer, LabelTokenizer, ListTokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout
@@ -180,6 +180,15 @@ def test_a_temperature_loses_neither_labels_nor_characters(tmp_path):
     assert target.counts == [1] * 100
 
 
+def test_balanced_labels_are_counted_as_a_mixture_draws_them(tmp_path):
+    parts = [split([Pair("x", label) for label in labels]) for labels in ("aaab", "bbbbbbbb")]
+    for changes, a, b in (({}, 3, 9), ({"weight": 0.25}, 3, 3), ({"temperature": 1e9}, 4.5, 7.5)):
+        mixture = (SourceConfig(weight=changes.get("weight", 1.0)),)
+        config = options(label_weights="balanced", mixture=mixture, mixture_temperature=changes.get("temperature", 1.0))
+        _, labels = learn_tokenizers(tmp_path / "t", config, parts, classes())
+        assert labels.counts[0] / labels.counts[1] == pytest.approx(a / b)
+
+
 def test_learning_again_leaves_nothing_of_the_run_before(tmp_path):
     learned(tmp_path / "t", apart())
     learned(tmp_path / "t", both())
@@ -308,3 +317,13 @@ def test_words_of_a_large_text_are_learned_from_runs_all_over_it(tmp_path, monke
         large = Split("train", "train", lambda counts, first=0: iter(pairs[first:]), 100, seekable=True)
     tokenizer, _ = learn_tokenizers(tmp_path / "t", options(tokenizer="word", vocab_size=200), [large], both())
     assert sorted(tokenizer.tokens[4:]) == sorted(f"w{i}" for run in (0, 40, 80) for i in range(run, run + 10))
+
+
+def test_corpora_keep_their_shares_where_one_is_sampled(monkeypatch):
+    monkeypatch.setattr(vocabularies, "SAMPLE", 30)
+    monkeypatch.setattr(vocabularies, "RUN", 10)
+    large, small = (split([Pair(f"{name}{i}", "") for i in range(size)]) for name, size in (("a", 90), ("b", 30)))
+    for temperature, shares in ((1.0, (30, 10)), (2.0, (25, 14)), (1e9, (20, 20))):
+        texts = _texts([large, small], VocabularySpec("bpe", ("source",)), temperature)
+        found = Counter(text[0] for text in texts)
+        assert (found["a"], found["b"]) == pytest.approx(shares, abs=1)

@@ -4,9 +4,11 @@ import contextlib
 import dataclasses
 import itertools
 import re
+import string
 
 import numpy as np
 import pytest
+import sentencepiece
 from etils import epath
 
 from jformer import main
@@ -18,7 +20,7 @@ from jformer.data.tokenizers.lists import ListTokenizer
 from jformer.errors import UserError
 from jformer.integrity import seal
 from jformer.tasks.build import build_task
-from jformer.training.corpora import fingerprints, open_data, with_vocabulary_of_parent
+from jformer.training.corpora import fingerprints, open_data, prepare_data, with_vocabulary_of_parent
 from tests import small_run
 
 SET = ("cache_dir", "num_pairs", "tokenizer", "vocab_size")
@@ -156,6 +158,25 @@ def test_shards_prepared_in_any_order_leave_a_run_nothing_to_tokenize(tmp_path, 
     data = dataclasses.replace(shared.data, bpe_dropout=0.1, segmentations=2)
     opened(dataclasses.replace(shared, data=data), tmp_path)
     assert not encoded
+
+
+def test_what_was_prepared_with_another_vocabulary_or_is_damaged_is_prepared_anew(tmp_path):
+    options, given, cache = small_run.get_config(), tmp_path / "given.model", tmp_path / "cache"
+    options.data.update(tokenizer="bpe", vocabulary=str(given), num_pairs=50, cache_dir=str(cache))
+    config, letters = resolve(options), [string.ascii_lowercase[i:] for i in range(20)]
+    for size in (40, 50):
+        with given.open("wb") as model:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(letters), model_writer=model, vocab_size=size, model_type="bpe"
+            )
+        prepare_data(config, (0, 1))
+    tokenizers = [folder / "shared.model" for folder in cache.glob("*.tokenizer")]
+    assert len(tokenizers) == 2
+    contents = [path.read_bytes() for path in tokenizers]
+    tokenizers[0].write_bytes(b"")
+    tokenizers[1].write_bytes(contents[1][:-1])
+    prepare_data(config, (0, 1))
+    assert sum(path.read_bytes() == content for path, content in zip(tokenizers, contents, strict=True)) == 1
 
 
 def test_seeds_are_trained_on_the_same_cuts(tmp_path):

@@ -22,6 +22,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     line and a missing image.
     """
     (table,) = find(config.dir, split, [[f"{split}.tsv"]], remote=False)
+    table = table if table.parent.parts else table.absolute()  # paths in "." do not begin with that folder
     met: Counter[str] = Counter()
     lines, trained = list(_read(table, config.invalid, met)), split == config.train
     digests = [digest(file)[0] for file in dict.fromkeys(file_of(line.source) for line in lines)]

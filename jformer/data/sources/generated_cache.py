@@ -67,7 +67,8 @@ def save(path: Path | None, fingerprint: str, pairs: Sequence[Pair]) -> None:
 @functools.cache
 def code_of(folder: Path) -> str:
     """Return the digest of all code in a folder and of the versions of Python and the libraries it uses."""
-    contents = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.py"))}
+    files = [path for path in sorted(folder.rglob("*.py")) if path.is_file()]  # no dangling link, as an editor's lock
+    contents = {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return digest_of([contents, platform.python_version(), *map(version, LIBRARIES)])
 
 

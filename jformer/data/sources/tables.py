@@ -13,13 +13,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, find_shards, fingerprint
 from jformer.data.sources.text_files import Shard, split_of
-from jformer.data.text import admit
+from jformer.data.text import PACKED, admit, decode
 from jformer.errors import UserError
 from jformer.integrity import parse_object
 
@@ -31,9 +32,12 @@ TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 def open_split(config: SourceConfig, split: str) -> Split:
     """Open SPLIT.parquet or SPLIT.arrow, or several shards.
 
-    Raises UserError for a file that is cut short and a missing column.
+    Raises UserError for a file that is cut short or compressed as a whole, and a missing column.
     """
     paths = [path for (path,) in find_shards(config.dir, split, [(".parquet",), (".arrow",)])]
+    for path in paths:
+        if path.suffix in PACKED:
+            raise UserError(f"{path}: only texts are read compressed; unpack it")
     names = (config.source_language, config.target_language)
     shards = [Shard((path,), sum(len(rows) for _, rows in _batches(path, names, decoded=False)), ()) for path in paths]
     identity = fingerprint("tables 1", [digest(path).sha256 for path in paths], names, config.invalid)
@@ -46,8 +50,8 @@ def _read(names: tuple[str, str], invalid: str, shard: Shard, counts: Counter[st
         columns = [_texts(batch, name) for name in names]
         for number, texts in enumerate(zip(*columns, strict=True), start=row + 1):
             try:
-                source, target = (admit(text, counts, invalid, lines=not names[0]) for text in texts)
-            except (TypeError, ValueError) as error:
+                source, target = (admit(decode(text, invalid), counts, invalid, lines=not names[0]) for text in texts)
+            except (AttributeError, ValueError) as error:
                 reason = error if isinstance(error, ValueError) else "it has no text"
                 raise UserError(f"{path}, row {number}: {reason}") from error
             yield Pair(source, target)
@@ -102,13 +106,18 @@ def _column(schema: pa.Schema, name: str, path: Path) -> None:
         raise UserError(f"{path}: no text or class column {name!r}; it has {known}: set data.*_language")
 
 
-def _texts(batch: pa.RecordBatch, name: str) -> list[Any]:
+def _texts(batch: pa.RecordBatch, name: str) -> list[bytes | None]:
+    """Return the texts of a column or the names of its classes as bytes, which may be invalid UTF-8; None = missing."""
     if not name:
-        return [""] * len(batch)
+        return [b""] * len(batch)
     if name not in batch.schema.names:
-        return [row and row[name] for row in batch.column("translation").to_pylist()]
-    column, classes = batch.column(name).to_pylist(), _classes(batch.schema, name)
-    return [classes[each] if each is not None and each >= 0 else None for each in column] if classes else column
+        column = pyarrow.compute.struct_field(batch.column("translation"), name)
+    elif classes := _classes(batch.schema, name):
+        numbers = batch.column(name).to_pylist()
+        return [classes[each].encode() if each is not None and each >= 0 else None for each in numbers]
+    else:
+        column = batch.column(name)
+    return list(column.cast(pa.large_binary()).to_pylist())
 
 
 def _classes(schema: pa.Schema, name: str) -> list[str]:

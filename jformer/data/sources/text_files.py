@@ -7,7 +7,6 @@ yields the pairs and raises errors with file:line.
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,28 +133,30 @@ def open_labelled(config: SourceConfig, split: str) -> Split:
     languages = (config.source_language, config.target_language)
     shards, digests = _checked(find_shards(config.dir, split, TABLES))
     identity = fingerprint("labelled 2", *digests, languages, config.invalid)
-    read = functools.partial(_read_labelled, languages, config)
-    return replace(split_of(split, identity, shards, read), seekable=False)  # a line is compared with the first of all
+    read = functools.partial(_read_labelled, languages, config, shards)  # a line is compared with the first of all
+    return Split(split, identity, read, size=sum(each.lines for each in shards))
 
 
 def _read_labelled(
-    languages: tuple[str, str], config: SourceConfig, shard: Shard, counts: Counter[str], first: int
+    languages: tuple[str, str], config: SourceConfig, shards: Sequence[Shard], counts: Counter[str]
 ) -> Iterator[Pair]:
-    (path,) = shard.paths
-    as_jsonl = ("\t".join(pair[:2]) for pair in _read_jsonl(shard, languages, config.invalid, counts, first))
-    lines = as_jsonl if is_jsonl(path) else read_lines(path, counts, first, invalid=config.invalid)
-    columns = 0
-    for number, line in enumerate(lines, start=first + 1):
-        *texts, label = line.split("\t")
-        columns = columns or len(texts) + 1
-        if len(texts) not in (1, 2) or not (label.strip() or config.labels == "several"):
-            raise UserError(
-                f"{path}:{number}: {line[:80]!r} is not one or two texts and then a label, TABs between them"
-            )
-        if len(texts) + 1 != columns:
-            raise UserError(
-                f"{path}:{number}: {len(texts) + 1} columns, where line 1 has {columns}; give all the same number"
-            )
-        if config.labels == "number" and not is_number(label):
-            raise UserError(f"{path}:{number}: label {label[:40]!r}: data.labels='number' needs a finite number")
-        yield Pair("\t".join(texts), label)
+    columns, first = 0, ""
+    for shard in shards:
+        (path,) = shard.paths
+        as_jsonl = ("\t".join(pair[:2]) for pair in _read_jsonl(shard, languages, config.invalid, counts, 0))
+        lines = as_jsonl if is_jsonl(path) else read_lines(path, counts, invalid=config.invalid)
+        for number, line in enumerate(lines, start=1):
+            *texts, label = line.split("\t")
+            if not columns:
+                columns, first = len(texts) + 1, f"line 1{f' of {path.name}' if len(shards) > 1 else ''}"
+            if len(texts) not in (1, 2) or not (label.strip() or config.labels == "several"):
+                raise UserError(
+                    f"{path}:{number}: {line[:80]!r} is not one or two texts and then a label, TABs between them"
+                )
+            if len(texts) + 1 != columns:
+                raise UserError(
+                    f"{path}:{number}: {len(texts) + 1} columns, where {first} has {columns}; give all the same number"
+                )
+            if config.labels == "number" and not is_number(label):
+                raise UserError(f"{path}:{number}: label {label[:40]!r}: data.labels='number' needs a finite number")
+            yield Pair("\t".join(texts), label)

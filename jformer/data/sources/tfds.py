@@ -21,6 +21,7 @@ import tensorflow_datasets as tfds
 import tensorflow_datasets.translate  # registers the builders that TFDS does not find by name, such as wmt14_translate
 from tensorflow_datasets.core.download import download_manager, extractor
 
+from jformer.data.corpus import locked
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, fingerprint
@@ -38,8 +39,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     The fingerprint covers the data set's name and version, the slice, and the content of the shards it touches.
     Raises UserError for a set that TFDS does not know, cannot prepare, or holds in another format.
     """
-    builder = _find(config)
-    _prepare(builder, config)
+    builder = _prepared(config)
     languages = (config.source_language, config.target_language)
     texts = {name: kind for name, kind in builder.info.features.items() if isinstance(kind, READ)}
     if not set(languages) <= {*texts, ""} or not languages[1]:
@@ -114,13 +114,20 @@ def _nearest_configs(name: str) -> str:
     return f" {', '.join(difflib.get_close_matches(wanted, configs, n=10, cutoff=0))}"
 
 
-def _prepare(builder: Any, config: SourceConfig) -> None:
-    """Download and prepare a data set unless its files are there already, and check that we can read them."""
+def _prepared(config: SourceConfig) -> Any:
+    """Return the builder of a data set whose files we can read, downloaded and prepared unless they are there already.
+
+    One process prepares it while others wait.
+    """
+    builder = _find(config)
     try:
-        with _extraction_without_tensorflow():
-            builder.download_and_prepare(
-                file_format=FORMAT, download_config=tfds.download.DownloadConfig(try_download_gcs=False)
-            )
+        if not builder.data_path.exists():
+            waiting = locked(Path(builder.data_dir), f"waiting for another process that prepares {config.name}")
+            with waiting, _extraction_without_tensorflow():
+                builder = _find(config)  # reads what another process has prepared
+                builder.download_and_prepare(
+                    file_format=FORMAT, download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+                )
     except _PREPARATION_ERRORS as error:
         raise UserError(
             f"data.name={config.name!r}: TFDS could not prepare it in {builder.data_dir}: {_one_line(error)}; "
@@ -132,6 +139,7 @@ def _prepare(builder: Any, config: SourceConfig) -> None:
             f"data.name={config.name!r} is in {builder.data_dir} as {found}; remove that folder or set another "
             "data.dir to have it prepared as array_record, or convert it (tfds convert_format)"
         )
+    return builder
 
 
 _PREPARATION_ERRORS = (

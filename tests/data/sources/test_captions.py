@@ -77,6 +77,13 @@ def test_the_fingerprint_is_that_of_captions_and_of_pixels(folder):
     assert opened(folder, LINES).fingerprint != first
 
 
+def test_the_fingerprint_does_not_depend_on_how_the_folder_is_written(folder, monkeypatch):
+    first = opened(folder, LINES).fingerprint
+    monkeypatch.chdir(folder)
+    for spelling in (".", "./", "images/..", f"../{folder.name}"):
+        assert open_split(SourceConfig(source="captions", dir=spelling), "train").fingerprint == first
+
+
 def test_a_missing_table_is_named(tmp_path):
     with pytest.raises(UserError, match=r"no split 'train': looked for train\.tsv"):
         open_split(SourceConfig(source="captions", dir=str(tmp_path)), "train")

@@ -117,4 +117,13 @@ def test_the_code_of_a_corpus_is_told_by_its_files(tmp_path):
     before = generated_cache.code_of(tmp_path)
     (tmp_path / "made.py").write_text("x = 2")
     generated_cache.code_of.cache_clear()
-    assert generated_cache.code_of(tmp_path) != before
+    assert (changed := generated_cache.code_of(tmp_path)) != before
+    (tmp_path / "z").mkdir()
+    (tmp_path / "z" / "made.py").write_text("x = 2")
+    (tmp_path / ".#made.py").symlink_to("user@host.1")  # a lock of Emacs
+    found = set()
+    for content in ("x = 1", "x = 2"):
+        (tmp_path / "made.py").write_text(content)
+        generated_cache.code_of.cache_clear()
+        found.add(generated_cache.code_of(tmp_path))
+    assert len({*found, changed}) == 3

@@ -290,6 +290,17 @@ def test_bad_labelled_lines_are_named_by_file_and_line(tmp_path, contents, messa
         read(split)
 
 
+def test_labelled_shards_have_columns_alike(tmp_path):
+    write(tmp_path, a_tsv=b"", b_tsv=b"x\t1\n", c_tsv=b"x\t1\n", d_tsv=b"x\t1\n1\tx\t1\n", e_tsv=b"1\tx\t1\n")
+    assert len(read(open_split(labelled(tmp_path), "a+b+c"))[0]) == 2
+    for shards, message in {
+        "a+b+d": "d.tsv:2: 3 columns, where line 1 of b.tsv has 2",
+        "a+b+e": "e.tsv:1: 3 columns, where line 1 of b.tsv has 2",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            read(open_split(labelled(tmp_path), shards))
+
+
 def test_an_example_may_have_no_label_only_where_several_are_possible(tmp_path):
     write(tmp_path, train_tsv=b"good\tglad,calm\nbad\t\n")
     config = dataclasses.replace(labelled(tmp_path), labels="several")

@@ -8,6 +8,7 @@ import pytest
 from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
+from jformer.data.text import INVALID_REPLACED
 from jformer.errors import UserError
 
 PAIRS = [Pair(f"a {i}", f"b\u2028{i}") for i in range(2_500)]
@@ -75,3 +76,27 @@ def test_classes_have_names_and_what_is_missing_is_named(tmp_path):
     assert [next(alone), next(alone)] == [Pair("", "bad"), Pair("", "good\nline")]
     with pytest.raises(UserError, match=r"no text or class column 'de'; it has text, label: set data"):
         open_split(tables(tmp_path, source_language="text"), "train")
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+@pytest.mark.parametrize("nested", [False, True])
+def test_bytes_that_are_no_text_are_named_or_replaced(tmp_path, kind, nested):
+    texts = pa.array([b"a", b"x\xff", b"b"], pa.binary()).cast(pa.large_binary())
+    column = (texts if kind == pa.large_string() else texts.cast(pa.binary())).view(kind)
+    columns = {"en": column, "de": column}
+    write(
+        tmp_path / "train.parquet",
+        pa.table({"translation": pa.table(columns).to_struct_array()} if nested else columns),
+    )
+    with pytest.raises(UserError, match=r"train\.parquet, row 2: invalid UTF-8, byte 0xff at offset 1; convert"):
+        list(open_split(tables(tmp_path), "train").read(Counter()))
+    counts = Counter()
+    pairs = list(open_split(tables(tmp_path, invalid="replace"), "train").read(counts))
+    assert pairs == [Pair(text, text) for text in ("a", "x\N{REPLACEMENT CHARACTER}", "b")]
+    assert counts == {INVALID_REPLACED: 2}
+
+
+def test_a_table_that_was_compressed_is_to_be_unpacked(tmp_path):
+    (tmp_path / "train.parquet.gz").write_bytes(b"")
+    with pytest.raises(UserError, match=r"train\.parquet\.gz: only texts are read compressed; unpack it$"):
+        open_split(tables(tmp_path), "train")

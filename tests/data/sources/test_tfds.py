@@ -2,7 +2,9 @@ import io
 import subprocess
 import sys
 import tarfile
+import time
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,19 @@ def test_prepared_pairs_come_back_in_order(prepared):
 def test_a_set_is_prepared_when_first_opened(tmp_path):
     pairs, _ = read(open_split(config(tmp_path), "test"))
     assert pairs == [Pair(*texts) for texts in PAIRS[:5]]
+
+
+def test_a_set_that_several_open_at_once_is_prepared_once(tmp_path, monkeypatch):
+    made, generate = [], TinyPairs._split_generators
+    monkeypatch.setattr(
+        TinyPairs, "_split_generators", lambda self, manager: made.append(time.sleep(0.3)) or generate(self, manager)
+    )
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: read(open_split(config(tmp_path), "test"))[0], range(2)))
+    assert found == [[Pair(*texts) for texts in PAIRS[:5]]] * 2
+    assert len(made) == 1
+    monkeypatch.setattr(tfds.core.registered, "_DATASET_REGISTRY", {})  # the files alone, a lock among them
+    assert read(open_split(config(tmp_path), "test"))[0] == found[0]
 
 
 def test_classes_are_read_by_name_and_texts_for_themselves(tmp_path):
