@@ -16,14 +16,16 @@ DIGEST = "digest"  # the key of a JSON object's own digest
 DEEPEST = 100  # levels of nested lists and objects; jformer's own files have fewer than ten
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, constants: bool = False) -> Any:
     """Return the content of a JSON text; raise ValueError if it is invalid, nested too deep or repeats a key.
 
-    Use this for every JSON file that affects behaviour, and `parse_object` where it must hold an object.
+    Use this for every JSON file that affects behaviour, and `parse_object` where it must hold an object. With
+    `constants`, for files that a library writes by Python's json, NaN and Infinity are numbers.
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:
-        content = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        refuse = None if constants else _no_constant
+        content = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=refuse)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     if text.count("[") + text.count("{") > DEEPEST and _is_deep(content):
@@ -31,9 +33,9 @@ def parse_json(text: str | bytes) -> Any:
     return content
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
+def parse_object(text: str | bytes, constants: bool = False) -> dict[str, Any]:
     """Return the object in a JSON text. Raise ValueError as `parse_json` does, and for any other value."""
-    content = parse_json(text)
+    content = parse_json(text, constants)
     if not isinstance(content, dict):
         raise ValueError("it must be a JSON object")
     return content

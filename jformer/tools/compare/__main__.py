@@ -88,7 +88,7 @@ def compare(paths: Sequence[str], metric: str, output: str, allowed: Sequence[st
     }
     notes = [*cautions, *tests]
     if output:
-        curve = metric if metric.startswith(("train/", "valid/")) else "valid/loss"
+        curve = metric if any(records.curve(run.path, metric) for run in runs) else "valid/loss"
         html = [part for name, rows in tables.items() for part in (page.heading(name), page.table(rows))]
         html.append(page.paragraph("\n".join(notes)))
         page.write(run_path(output), files(html, runs, groups, learning_curves(arms, curve)))
@@ -185,8 +185,9 @@ def files(
     apart: list[str] = []
     if len(groups) == 2:
         first, other = (group[0] for group in groups.values())
-        for key in scored_sets(runs[0].results):
-            if key in scored_sets(runs[-1].results):
+        texts = [{key: run.results[key]["checksum"] for key in scored_sets(run.results)} for run in (first, other)]
+        for key, text in texts[0].items():
+            if texts[1].get(key) == text:  # a caution says where it is not
                 apart += side_by_side(first.config, first.path, other.path, key)
     whole = [*parts, page.heading("curves"), *shown, CHARTS, *apart]
     made: dict[str, str | bytes] = {"index.html": page.page("Runs compared", whole, PROGRAMS, _charts(runs))}

@@ -41,6 +41,7 @@ An experiment file defines these names; only BASE, METRIC and one of the functio
 """
 
 import argparse
+import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -51,8 +52,8 @@ from etils.epath import Path
 
 from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
 from jformer.parallel.processes.children import signals_to
-from jformer.storage import in_bucket, os_errors_as_user_errors, run_path
-from jformer.tools.sweep.experiment import JOURNAL, Experiment, load_experiment
+from jformer.storage import check_writable, in_bucket, os_errors_as_user_errors, run_path
+from jformer.tools.sweep.experiment import RECORD, Experiment, load_experiment
 
 if TYPE_CHECKING:
     from jformer.tools.sweep.queue import TrialQueue
@@ -98,8 +99,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     for argument in rest:
         if argument not in keys:
             raise UserError(f"unexpected argument {argument!r}; see --help")
-    if options.workers < 1 or not options.lease > 0:
-        raise UserError(f"--workers={options.workers} and --lease={options.lease} must be above 0")
+    if options.workers < 1 or not 0 < options.lease < math.inf:
+        raise UserError(f"--workers={options.workers} and --lease={options.lease} must be above 0 and finite")
     return options, keys
 
 
@@ -158,7 +159,9 @@ def check(options: argparse.Namespace, experiment: Experiment, workdir: Path) ->
         raise UserError(f"--workdir={workdir} is a bucket, which cannot hold the journal of the trials: give --storage")
     if options.command and experiment.pruner != "none":
         raise UserError(f"PRUNER={experiment.pruner!r} ends trials of this machine, not those that --command runs")
-    if options.report and not options.storage and not (workdir / JOURNAL).exists():
+    if options.output:
+        check_writable("--output", run_path(options.output))
+    if options.report and not (workdir / RECORD).exists():
         raise UserError(f"--workdir={workdir} has no sweep; leave out --report to start one")
 
 
@@ -182,7 +185,7 @@ def show(options: argparse.Namespace, queue: "TrialQueue", workdir: Path) -> int
     trials = queue.trials()
     failed = [trial for trial in trials if trial.state == "failed"]
     try:
-        print(report(queue.experiment, trials, workdir, Path(options.output) if options.output else workdir / "report"))
+        print(report(queue.experiment, trials, workdir, run_path(options.output or workdir / "report")))
     except UserError as error:
         if not failed or len(failed) < len(trials):
             raise

@@ -23,11 +23,11 @@ GOALS = {  # implied by a metric's name, unless the experiment file sets GOAL
     **dict.fromkeys(LOWER_IS_BETTER, "min"),
     **dict.fromkeys({*SCORES} - {*LOWER_IS_BETTER}, "max"),
 }
-VALIDATED = ("loss", "nll", "perplexity", "accuracy")  # figures of a validation row
-TRAINED = (  # and of a training row
-    *VALIDATED, "grad_norm", "learning_rate", "tokens_per_second", "source_tokens_per_second",
-    "target_tokens_per_second", "padding_efficiency", "model_flops_per_second", "mfu", "peak_flops_per_second",
-    "flops_efficiency", "data_wait", "seconds_per_update", "skipped",
+MEASURED = ("loss", "nll", "perplexity", "accuracy")  # figures of a row
+TRAINED = (  # and further ones of a training row
+    "grad_norm", "learning_rate", "tokens_per_second", "source_tokens_per_second", "target_tokens_per_second",
+    "padding_efficiency", "model_flops_per_second", "mfu", "peak_flops_per_second", "flops_efficiency", "data_wait",
+    "seconds_per_update", "skipped",
 )  # fmt: skip
 NAMES = {  # of an experiment file → an example
     "BASE": "configs/quickstart.py", "METRIC": "valid/loss", "GOAL": "min", "SEEDS": (0, 1, 2), "BASELINE": "base",
@@ -37,6 +37,7 @@ NAMES = {  # of an experiment file → an example
 KINDS: dict[type, type] = {str: str, int: int, tuple: Sequence, dict: Mapping}  # type of an example → of the value
 SAMPLERS, PRUNERS = ("tpe", "random"), ("none", "median", "hyperband")
 JOURNAL = "trials.journal"  # in the workdir, unless another storage holds the trials
+RECORD = "sweep.json"  # in the workdir: the sweep that it belongs to
 NAME_LENGTH = 80  # of a trial's directory, without its digest
 
 
@@ -108,9 +109,10 @@ class Experiment:
 
     def reports_in_training(self) -> bool:
         """Return whether metrics.jsonl has the metric while a trial runs."""
-        split = self.metric.partition("/")[0]
-        validated = split.startswith("valid_") and split not in self.config({}).data.test_splits()
-        return split in ("train", "valid") or validated
+        (split, _, name), config = self.metric.partition("/"), self.config({})
+        if split in config.data.test_splits():  # whose scores come after training
+            return name in _logged(config).get(split, ())
+        return split in ("train", "valid") or split.startswith("valid_")
 
 
 def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
@@ -128,6 +130,9 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
     search, sweep = getattr(module, "search", None), getattr(module, "sweep", None)
     if (search is None) == (sweep is None):
         raise UserError(f"{path}: needs either sweep(), which returns lists of overrides, or search(trial)")
+    for plot in getattr(module, "PLOTS", ()):
+        if not isinstance(plot, tuple | list) or [*map(type, plot)] != [str, str]:
+            raise UserError(f'{path}: PLOTS has {plot!r}, which must be a pair of keys, (X, LINES) or (X, "")')
     given = parse_keys(run_config_file(Path(module.BASE)), arguments)
     arms = {} if sweep is None else _labelled(sweep, path)
     for label, overrides in arms.items():
@@ -183,13 +188,20 @@ def _check(experiment: Experiment) -> None:
         _check_search(experiment)
 
 
+def _logged(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return split → the names of the figures that metrics.jsonl has of it."""
+    number = config.task == "classify" and config.data.labels == "number"  # which is not right or wrong
+    measured = ("loss",) if number else MEASURED
+    validated = (*measured, *config.evaluate.during) if config.train.eval_every else ()
+    averaged = measured if validated and config.train.ema_decay else ()
+    sets = config.data.validation_sets()
+    figures = {"train": (*measured, *TRAINED), "valid": validated, "valid_ema": averaged}
+    return figures | {f"valid_{name}": validated for name in sets if len(sets) > 1}
+
+
 def reported(config: Config) -> dict[str, tuple[str, ...]]:
     """Return split → the names of the figures that a trial reports for it."""
-    validated = (*VALIDATED, *config.evaluate.during) if config.train.eval_every else ()
-    averaged = VALIDATED if validated and config.train.ema_decay else ()
-    figures = {"train": TRAINED, "valid": validated, "valid_ema": averaged}
-    data, scores, sets = config.data, final_scores(config), config.data.validation_sets()
-    figures |= {f"valid_{name}": validated for name in sets if len(sets) > 1}
+    figures, data, scores = _logged(config), config.data, final_scores(config)
     trained = [data.languages(part) for part in data.trained()]
     scored = [data.languages(part) for part, _ in data.test_sets().values() if data.language_symbols]
     means = Counter("mean" if languages in trained else "zero-shot" for languages in scored)
@@ -258,8 +270,8 @@ def _labelled(sweep: Callable[[], Any], path: Path) -> dict[str, Overrides]:
         found = sweep()
         named = isinstance(found, Mapping)
         arms = [dict(arm) for arm in (found.values() if named else found)]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: sweep(): {error}; it returns dicts of keys") from error
+    except Exception as error:  # of the user's file
+        raise UserError(f"{path}: sweep(): {type(error).__name__}: {error}; it returns dicts of keys") from error
     varying = [] if named else _varying(arms)
     own = [label_of({key: value for key, value in arm.items() if key in varying}) or "base" for arm in arms]
     labels = [*map(str, found)] if named else own

@@ -118,11 +118,12 @@ def take_share(share: str) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Return the visible NVIDIA GPUs."""
+    """Return CUDA's names of the visible NVIDIA GPUs."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [gpu for gpu in chosen.split(",") if gpu]
-    return [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+    # CUDA counts from 0, also in a container that has /dev/nvidia3 alone.
+    return [str(i) for i, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
 def _part(members: list[T], i: int, n: int) -> list[T]:

@@ -62,11 +62,15 @@ class TrialQueue:
         """Return all trials as they are now: planned ones in their order, those of a search in that of their rows.
 
         An arm's label is the present one: it may have another since a row was added, as it depends on the other arms.
+        Its overrides are those of the file, where rows have lists for tuples.
         """
         found = {name: _as_trial(rows) for name, rows in self._rows().items()}
         if self.experiment.search:
             return [*found.values()]
-        return [dataclasses.replace(found.get(trial.name, trial), arm=trial.arm) for trial in self._planned]
+        return [
+            dataclasses.replace(found.get(trial.name, trial), arm=trial.arm, overrides=trial.overrides)
+            for trial in self._planned
+        ]
 
     def plan(self, retry_failed: bool = False) -> None:
         """Make sure that every trial to be run has a row; with `retry_failed`, trials that failed get a new one."""

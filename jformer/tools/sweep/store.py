@@ -27,7 +27,7 @@ from jformer.config.resume import differences, with_saved_config
 from jformer.errors import UserError
 from jformer.integrity import parse_object
 from jformer.storage import in_bucket, replace_content
-from jformer.tools.sweep.experiment import JOURNAL, Experiment
+from jformer.tools.sweep.experiment import JOURNAL, RECORD, Experiment
 
 OWN = {"experiment", "metric", "study", "id"}  # keys of sweep.json
 PATIENCE = 60.0  # seconds to wait for a lock
@@ -155,7 +155,7 @@ def _open_journal(path: Path) -> BaseStorage:
     *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
     for number, line in enumerate(whole, start=1):
         try:
-            if not {"op_code", "worker_id"} <= parse_object(line).keys():
+            if not {"op_code", "worker_id"} <= parse_object(line, constants=True).keys():  # Optuna writes NaN
                 raise ValueError("it has no op_code or worker_id")
         except ValueError as error:
             raise UserError(f"{path}:{number} is not a row of a trial journal ({error}); restore the file") from error
@@ -200,7 +200,7 @@ def make_pruner(experiment: Experiment) -> optuna.pruners.BasePruner:
         return optuna.pruners.MedianPruner(n_startup_trials=4)
     if experiment.pruner == "hyperband":
         train = experiment.config({}).train
-        every = train.eval_every if experiment.metric.startswith("valid/") else train.log_every
+        every = train.log_every if experiment.metric.startswith("train/") else train.eval_every
         return optuna.pruners.HyperbandPruner(min_resource=every, max_resource=train.num_steps)
     return optuna.pruners.NopPruner()
 
@@ -224,7 +224,7 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
     The workdir is written first: if the process dies in between, the next one completes the study.
     """
     shared = experiment.config({})
-    mine, path = {"experiment": experiment.path.stem, "metric": experiment.metric}, workdir / "sweep.json"
+    mine, path = {"experiment": experiment.path.stem, "metric": experiment.metric}, workdir / RECORD
     here = read_record(path)
     if "sweep" not in study.user_attrs and here.get("study", study.study_name) == study.study_name:
         here = here or {**mine, "study": study.study_name, "id": secrets.token_hex(8)}
@@ -241,8 +241,10 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
         if saved[key] != value:
             raise UserError(f"{workdir}: its {key} is {saved[key]!r}, not {value!r}: use another --workdir")
     first = resolve(saved["shared"])
-    for key, (before, now) in differences(first, with_saved_config(shared, first)).items():
+    # In a run train.num_steps may have become what its epochs take; here it is the limit, then and now.
+    now = dataclasses.replace(with_saved_config(shared, first), train=shared.train)
+    for key, (before, after) in differences(first, now).items():
         if not key.startswith(MAY_DIFFER):
             raise UserError(
-                f"{key}={now!r} but the trials of this sweep have {before!r}: set it back or use a new --workdir"
+                f"{key}={after!r} but the trials of this sweep have {before!r}: set it back or use a new --workdir"
             )

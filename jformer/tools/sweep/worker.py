@@ -3,6 +3,7 @@
 The process is jformer.main, or a command that runs it elsewhere. It never outlives its worker.
 """
 
+import contextlib
 import fcntl
 import math
 import os
@@ -126,7 +127,10 @@ class Worker:
                     return LEASE_LOST
             if now > next_check and not pruned:
                 next_check = now + PRUNE
-                if claim.should_prune(dict(records.curve(self._folder(claim.trial), self._experiment.metric))):
+                curve: list[tuple[int, float]] = []
+                with contextlib.suppress(UserError):  # rows that cannot be read: the trial fails when it ends
+                    curve = records.curve(self._folder(claim.trial), self._experiment.metric)
+                if claim.should_prune(dict(curve)):
                     pruned = True
                     send_signal(process, signal.SIGTERM)
         return PRUNED if pruned and process.returncode != DONE else process.returncode

@@ -144,6 +144,25 @@ def test_the_output_is_curves_and_a_page(told, tmp_path):
     assert "bootstrap" in page
 
 
+def test_answers_to_other_texts_are_not_set_side_by_side(told, tmp_path):
+    heading = "Answers to test side by side"
+    told("post", "pre", options=[f"--output={tmp_path}/same"])
+    assert heading in (tmp_path / "same" / "index.html").read_text()
+    told("post", "sorted", options=[f"--output={tmp_path}/other", "--despite=data"])
+    assert heading not in (tmp_path / "other" / "index.html").read_text()
+
+
+def test_the_curve_is_that_of_the_metric(told, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("jformer.tools.compare.__main__.learning_curves", lambda _, name: drawn.append(name) or b"")
+    for name in ("a", "b"):
+        with (store_run(tmp_path / name) / "metrics.jsonl").open("a") as rows:
+            rows.write('{"step": 40, "split": "valid_ema", "loss": 2.0}\n')
+    for metric in ("valid_ema/loss", "test/bleu"):
+        told(tmp_path / "a", tmp_path / "b", options=[f"--output={tmp_path}/out", f"--metric={metric}"])
+    assert drawn == ["valid_ema/loss", "valid/loss"]
+
+
 def test_runs_that_train_are_watched_side_by_side_until_all_are_scored(told, tmp_path, monkeypatch):
     training = Path(store_run(tmp_path / "<b>", {"model.norm": "pre"}, scored=False))
     page, contents = tmp_path / "out" / "index.html", []

@@ -130,6 +130,14 @@ def test_gpus_are_divided_among_workers(monkeypatch):
     assert given == ["0", "3,5"]
 
 
+def test_gpus_are_numbered_as_cuda_does(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launch, "Path", lambda name: tmp_path)
+    for name in ("nvidia3", "nvidia10", "nvidiactl"):
+        (tmp_path / name).touch()
+    assert launch.visible_gpus() == ["0", "1"]
+
+
 def test_workers_of_one_gpu_share_its_memory(monkeypatch):
     given = []
     for i in range(3):

@@ -8,6 +8,11 @@ from jformer.tools.sweep.__main__ import main
 from tests.tools.sweep.sweeps import ROOT, SEARCH, SWEEP, journal, open_queue, stand_in, starts, write
 from tests.watching import living, wait_until
 
+NUMBER = {  # what makes a run of numbers of the base
+    "task": "classify", "model.family": "encoder", "data.source": "labelled", "data.labels": "number",
+    "data.dir": "nowhere", "evaluate.scores": (),
+}  # fmt: skip
+
 
 def words(folder, *options, code=SWEEP, **constants):
     return [f"--experiment={write(folder, code, **constants)}", f"--workdir={folder}/sweep", *options]
@@ -136,6 +141,16 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     assert queue.trials()[0].value == 1.0
 
 
+def test_a_report_may_go_to_the_home_directory(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    queue = open_queue(tmp_path)
+    while claim := queue.claim():
+        claim.complete(0.5, {"valid/loss": 0.5}, 1.0)
+    assert main(words(tmp_path, "--report", "--output=~/found")) == 0
+    assert (tmp_path / "home" / "found" / "index.html").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -147,8 +162,12 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
         (["--storage=postgresql+psycopg://me:secret@127.0.0.1:1/sweeps"], "psycopg://me:…@127.0.0.1:1"),
         (["--workers=0"], "--workers=0 and --lease=60.0 must be above 0"),
         (["--lease=0"], "--workers=1 and --lease=0.0 must be above 0"),
+        (["--lease=inf"], "--workers=1 and --lease=inf must be above 0 and finite"),
         (["--worker_s=2"], "unexpected argument '--worker_s=2'; see --help"),
         (["--report"], "has no sweep; leave out --report"),
+        (["--report", "--storage=sqlite://"], "has no sweep; leave out --report"),
+        (["--output=ftp://host", "--command=false"], "ftp://host: a run is a directory or a folder of a Google bucket"),
+        (["--output=/dev/null/x", "--command=false"], "--output=/dev/null/x: /dev/null is a file; name a folder"),
     ],
 )
 def test_options_that_cannot_work_are_refused_in_one_line(tmp_path, capsys, options, says):
@@ -164,7 +183,10 @@ def test_options_that_cannot_work_are_refused_in_one_line(tmp_path, capsys, opti
         ("def sweep(): return {1: {}, '1': {'model.norm': 'post'}}", {}, "two arms are '1': name them"),
         (SWEEP, {"SEEDS": 3}, "SEEDS=3 must be like SEEDS = (0, 1, 2)"),
         (SWEEP, {"SEEDS": (0, -1)}, "seed=-1 must be 0 to 4294967295"),
-        ("def sweep(): return product({'seed': [1]}, {'seed': [2]})", {}, "sweep(): seed is in two factors"),
+        ("def sweep(): return product({'seed': [1]}, {'seed': [2]})", {}, "ValueError: seed is in two factors"),
+        ("def sweep(): return 1 / 0", {}, "sweep(): ZeroDivisionError: division by zero; it returns dicts of keys"),
+        (SWEEP, {"PLOTS": [("optim.learning_rate",)]}, "PLOTS has ('optim.learning_rate',), which must be a pair"),
+        (SWEEP, {"PLOTS": ["optim.learning_rate"]}, "PLOTS has 'optim.learning_rate', which must be a pair of keys"),
         ("def sweep(): return [{'evaluate.scores': ('ter',)}]", {"METRIC": "test/bleu"}, "evaluate.scores=('ter',)"),
         (
             "def sweep(): return [{'data.test': ()}]",
@@ -177,6 +199,18 @@ def test_options_that_cannot_work_are_refused_in_one_line(tmp_path, capsys, opti
         (SWEEP, {"PRUNER": "median"}, "PRUNER='median' is for search(trial), and this is a sweep(): leave it out"),
         (SWEEP, {"TRIALS": 9}, "TRIALS=9 is for search(trial)"),
         (SEARCH, {"METRIC": "test/bleu", "TRIALS": 2, "SEEDS": (0,), "PRUNER": "median"}, "reported during training"),
+        (
+            SEARCH,
+            {
+                "METRIC": "valid/bleu",
+                "TRIALS": 2,
+                "SEEDS": (0,),
+                "PRUNER": "median",
+                "FIXED": {"data.test": ("valid",)},
+            },
+            "needs a METRIC reported during training",
+        ),
+        (SWEEP, {"METRIC": "valid/nll", "FIXED": NUMBER}, "METRIC='valid/nll'; of valid choose one of: loss"),
         (SWEEP, {"METRIC": "train/los", "GOAL": "min"}, "METRIC='train/los'; of train did you mean loss?"),
         (SEARCH, {"METRIC": "test/acuracy", "GOAL": "max", "TRIALS": 2, "SEEDS": (0,)}, "did you mean token_accuracy?"),
     ],

@@ -1,4 +1,5 @@
 import contextlib
+import math
 import sqlite3
 import subprocess
 import sys
@@ -211,6 +212,21 @@ def test_arms_may_be_added_and_are_listed_in_their_order(tmp_path, queue):
     assert [more.claim().trial.arm for _ in range(7)].count("learning_rate=0.5") == 2
 
 
+def test_a_figure_that_is_no_number_leaves_the_journal_readable(tmp_path):
+    options = {"SEEDS": (0,), "TRIALS": 2, "SAMPLER": "random", "PRUNER": "median", "code": SEARCH}
+    claim = open_queue(tmp_path, **options).claim()
+    assert not claim.should_prune({1: math.nan})
+    claim.complete(0.5, {"train/mfu": math.nan, "valid/perplexity": math.inf}, 1.0)
+    (trial,) = another(tmp_path, **options).trials()
+    assert (trial.value, math.isnan(trial.metrics["train/mfu"])) == (0.5, True)
+
+
+def test_overrides_are_what_the_file_sets(tmp_path):
+    queue = open_queue(tmp_path, '\ndef sweep():\n    return [{"evaluate.scores": ("bleu",)}]\n')
+    queue.plan()
+    assert queue.trials()[0].overrides == {"evaluate.scores": ("bleu",)}
+
+
 def test_a_second_experiment_in_a_workdir_is_refused(tmp_path):
     open_queue(tmp_path)
     with pytest.raises(UserError, match="its metric is 'valid/loss', not 'valid/nll': use another --workdir"):
@@ -226,6 +242,10 @@ def test_a_changed_base_is_refused_naming_the_key(tmp_path):
     with pytest.raises(UserError, match=r"^train.num_steps=50 but the trials of this sweep have 40: set it back"):
         open_queue(tmp_path, FIXED={"train.num_steps": 50})
     open_queue(tmp_path, keys=["data.dir=elsewhere"])
+    (tmp_path / "epochs").mkdir()
+    open_queue(tmp_path / "epochs", FIXED={"train.num_epochs": 1.0})
+    with pytest.raises(UserError, match=r"^train.num_steps=50 but the trials of this sweep have 40: set it back"):
+        open_queue(tmp_path / "epochs", FIXED={"train.num_epochs": 1.0, "train.num_steps": 50})
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
@@ -362,6 +382,12 @@ def test_a_trial_far_behind_others_should_be_pruned(tmp_path, pruner):
     bad.prune({"valid/loss": 100.0}, 1.0)
     assert not bad.should_prune({20: 100.0, 40: 100.0})  # it is ours no more
     assert (queue.trials()[-1].state, queue.trials()[-1].value) == ("pruned", 100.0)
+
+
+@pytest.mark.parametrize(("metric", "every"), [("train/loss", 5), ("valid/loss", 20), ("valid_ema/loss", 20)])
+def test_no_trial_is_pruned_before_its_metric_is_reported(tmp_path, metric, every):
+    options = {"SEEDS": (0,), "TRIALS": 2, "PRUNER": "hyperband", "FIXED": {"train.ema_decay": 0.9}}
+    assert open_queue(tmp_path, SEARCH, METRIC=metric, **options).study.pruner._min_resource == every
 
 
 def test_a_storage_unreachable_for_a_moment_changes_nothing(tmp_path, monkeypatch):

@@ -98,6 +98,14 @@ def test_metrics_that_cannot_be_read_fail_their_trial_alone(tmp_path):
     assert second.state == "complete"
 
 
+def test_metrics_that_a_pruner_cannot_read_fail_their_trial_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("jformer.tools.sweep.worker.PRUNE", 0.0)
+    options = {"TRIALS": 2, "SAMPLER": "random", "PRUNER": "median"}
+    worker = make_worker(tmp_path, stand_in("def after(step): rows.write('garbage\\n')", pause=0.1), SEARCH, **options)
+    assert worker.work() == 0
+    assert ["metrics.jsonl:2 is not a row" in trial.error for trial in worker._queue.trials()] == [True, True]
+
+
 def test_told_to_stop_it_lets_the_trial_save_and_gives_it_back(tmp_path):
     worker = make_worker(tmp_path, stand_in(TELL, steps=100, pause=0.01))
     with signals_to(worker.stop):
