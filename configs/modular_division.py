@@ -7,7 +7,7 @@ Model:    2 layers, d_model 128, 4 heads, Post-LN, sinusoids, no dropout, no bia
           position of an encoder; the paper's model reads leftwards only.
 Command:  python -m jformer.main --config=configs/modular_division.py --workdir=runs/modular_division
 Expected: accuracy 99.97 % on the other half, mean of three seeds, 99 % from about update 3,500 on (of its own half:
-          1,000), in 20 to 25 minutes on two CPU cores.
+          1,000), in 19 to 24 minutes on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -9,8 +9,8 @@ Model:    one layer used 3 times on each side, d_model 128, 8 heads, d_ff 256, d
           input. Layers of their own are --config.model.shared_layers=False; absolute positions are
           --config.model.positions=sinusoidal, with --config.model.embedding_scale=positions or input.
 Command:  python -m jformer.main --config=configs/scan_transformer.py --workdir=runs/scan_transformer
-Expected: 99.7 ± 1.5 % of the longer commands (100, 100 and 99.0: three seeds), 99.7 ± 1.3 % given the length; 180
-          minutes of a CPU core. With a dropout of 0.5 90.1 ± 3.0 % (experiments/papers/README.md). Shortened,
+Expected: 99.7 ± 1.5 % of the longer commands (100, 100 and 99.0: three seeds), 99.7 ± 1.3 % given the length; 205
+          to 223 minutes of a CPU core. With a dropout of 0.5 90.1 ± 3.0 % (experiments/papers/README.md). Shortened,
           with layers of their own (experiments/papers/scan.py): 46.5 ± 29.6 %, with absolute positions 2.4 ± 1.8 %.
 """
 

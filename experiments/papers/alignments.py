@@ -7,8 +7,8 @@ Design:   words as the text has them, one direction: each target word is linked 
           one with the largest t(target | source), without an empty word; by attention to the one with the largest sum
           over its pieces, averaged over the target word's pieces as they are written. The head that agrees best on
           SENTENCES validation pairs is tested on as many test pairs. Beside it: the word at the same place.
-Command:  python -m experiments.papers.alignments --data=PATH/multi30k --workdir=runs/attention/Transformer-0
-          [--iterations=8] [--sentences=300] [--smoke]
+Command:  python -m experiments.papers.alignments --data=PATH/multi30k
+          --workdir=runs/attention/Transformer-600x2048-3000-0 [--iterations=8] [--sentences=300] [--smoke]
 """
 
 from collections import Counter
@@ -114,7 +114,9 @@ def agreement(predictor: Predictor, pairs: Sequence[Pair], linked: Linker) -> np
         of_words = np.einsum("tw,lhts->lhws", rows[:-1, None] == np.arange(len(target)), of_words)
         same = same + (of_words.argmax(-1) == linked(source, target)).sum(-1)
         count += len(target)
-    return same / max(count, 1)
+    if not count:
+        raise SystemExit(f"{WORKDIR.value}: none of its pieces begins a word with {WORD}: take a run of BPE or unigram")
+    return same / count
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Command:  python -m experiments.papers.back_translation --data=PATH/multi30k --w
 """
 
 import gzip
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,7 +45,7 @@ class Score(NamedTuple):
 def main(_: list[str]) -> None:
     """Train what is missing and print the table."""
     smoke_sizes(updates=2, reverse=2, seeds=1)
-    folder = Path(WORKDIR.value)
+    folder = Path(WORKDIR.value) / f"{UPDATES.value}-{REVERSE.value}"  # what it holds depends on both
     halve(folder)
     scores: dict[str, list[Score]] = {kind: [] for kind in KINDS}
     for seed in range(SEEDS.value):
@@ -56,18 +57,20 @@ def main(_: list[str]) -> None:
 
 def halve(folder: Path) -> None:
     """Write a folder of Multi30k with every other training pair, and the German lines of the others beside it."""
-    pairs = folder / "pairs"
+    pairs, begun = folder / "pairs", folder / "pairs.begun"
     if pairs.exists():
         return
-    pairs.mkdir(parents=True)
+    shutil.rmtree(begun, ignore_errors=True)
+    begun.mkdir(parents=True)
     for path in Path(DATA.value).absolute().glob("*.lc.norm.tok.*"):
         if path.name.startswith(TRAIN):
             text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             name, lines = path.name.removesuffix(".gz"), text.splitlines(keepends=True)
-            (pairs / name).write_bytes(b"".join(lines[::2]))
+            (begun / name).write_bytes(b"".join(lines[::2]))
             (folder / f"alone{Path(name).suffix}").write_bytes(b"".join(lines[1::2]))
         else:
-            (pairs / path.name).symlink_to(path)
+            (begun / path.name).symlink_to(path)
+    begun.rename(pairs)
 
 
 def back_translate(folder: Path, seed: int) -> float:
@@ -76,10 +79,9 @@ def back_translate(folder: Path, seed: int) -> float:
     into_english = {"data.source_language": "de", "data.target_language": "en"}
     minutes = trained(folder, "reverse", seed, REVERSE.value, into_english).minutes
     started = time.monotonic()
-    if not written.exists():
-        words = ["--mode=predict", f"--workdir={reverse}", f"--input={folder / 'alone.de'}", f"--output={written}"]
-        if code := front.main(["jformer", *words]):
-            raise SystemExit(code)
+    words = ["--mode=predict", "--resume", f"--workdir={reverse}"]
+    if code := front.main(["jformer", *words, f"--input={folder / 'alone.de'}", f"--output={written}"]):
+        raise SystemExit(code)
     sources = written.read_text(encoding="utf-8").splitlines(keepends=True)
     for kind, tag in ((BACK, ""), (TAGGED, f"{TAG} ")):
         corpus = folder / f"{kind}-{seed}-pairs"

@@ -151,10 +151,11 @@ def find_rates(kind: str, folder: Path) -> None:
 def train(kind: str, width: int, rate: float, folder: Path) -> float:
     """Return the validation loss at the end of a run, training it if needed; infinity if it diverged."""
     base = int(TRAINED.value[0])
-    name = f"{STANDARD if width == base else kind}-{width}-{rate:g}"  # the base is the same in both
+    scaled = kind == MUP and width != base  # the base is the same in both
+    name = f"{f'{MUP}{base}' if scaled else STANDARD}-{width}-{rate:g}-{UPDATES.value}"
     options: dict[str, object] = {"model.num_layers": LAYERS, "model.d_model": width, "model.d_ff": 4 * width}
     options |= {"model.num_heads": HEADS, "model.norm": "pre", "model.dropout": 0.0, "optim.learning_rate": rate}
-    if kind == MUP and width != base:
+    if scaled:
         options |= {"model.parametrization": MUP, "model.mup.base_width": base}
     if smoke_sizes():
         small = {key: value for key, value in small_run(UPDATES.value).items() if not key.startswith("model.")}

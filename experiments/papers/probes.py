@@ -24,6 +24,7 @@ import jformer
 from experiments.measure import smoke_sizes
 from experiments.sources import parts_of_speech
 from jformer.data.tokenizers import BOS
+from jformer.errors import STOPPED
 from jformer.evaluation.statistics import estimate
 from jformer.tools.pages.plots import PlottedLine, lines
 
@@ -124,25 +125,25 @@ def train(
     folder: Path, task: str, texts: dict[str, list[str]], data: dict[str, Any], seed: int, passes: int = 1
 ) -> Any:
     """Return the Predictor of a run on these lines, training it first if needed, `passes` times as long."""
-    lines_of, workdir = folder / task, folder / f"{task}-{seed}"
+    steps = passes * UPDATES.value
+    lines_of, workdir = folder / task, folder / f"{task}-{steps}-{seed}"
     lines_of.mkdir(exist_ok=True)
     ending = "tsv" if task == "classify" else "txt"
     for name, found in texts.items():
         (lines_of / f"{name}.{ending}").write_text("".join(f"{line}\n" for line in found))
     named = {} if task == "classify" else {"train": "train.txt", "valid": "valid.txt", "test": ("test=test.txt",)}
     head = {"pooling": "first"} if task == "classify" else {}
-    steps = passes * UPDATES.value
-    if not (workdir / "checkpoints").exists():
-        config = {
-            "task": task,
-            "seed": seed,
-            "model": {**MODEL, "head": head},
-            "data": {**data, **named, "dir": str(lines_of), "cache_dir": str(folder / "cache"), "num_buckets": 1}
-            | {"tokens_per_update": 1_024},
-            "optim": {"schedule": "constant", "learning_rate": 3e-3, "warmup": 50, "label_smoothing": 0.0},
-            "train": {"num_steps": steps, "eval_every": 0, "checkpoint_every": steps, "samples": 0, "log_every": steps},
-        }
-        jformer.train(config, workdir)
+    config = {
+        "task": task,
+        "seed": seed,
+        "model": {**MODEL, "head": head},
+        "data": {**data, **named, "dir": str(lines_of), "cache_dir": str(folder / "cache"), "num_buckets": 1}
+        | {"tokens_per_update": 1_024},
+        "optim": {"schedule": "constant", "learning_rate": 3e-3, "warmup": 50, "label_smoothing": 0.0},
+        "train": {"num_steps": steps, "eval_every": 0, "checkpoint_every": steps, "samples": 0, "log_every": steps},
+    }
+    if not jformer.train(config, workdir):
+        raise SystemExit(STOPPED)
     return jformer.load(workdir)
 
 

@@ -24,6 +24,7 @@ from absl import app, flags
 
 import jformer
 from experiments.measure import smoke_sizes
+from jformer.errors import STOPPED
 from jformer.evaluation.statistics import estimate
 from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
 from jformer.models.recurrent_config import RecurrentConfig
@@ -175,9 +176,9 @@ def make_texts(folder: Path, length: int) -> Path:
 
 def train(folder: Path, data: Path, kind: str, clip: float, length: int, seed: int) -> tuple[float, float]:
     """Return the test accuracy of a run and its largest gradient norm, training it if needed."""
-    cell, _, bias = KINDS[kind]
-    workdir = folder / f"{cell or 'transformer'}{f'-bias{bias:g}' if bias else ''}-{length}-clip{clip:g}-{seed}"
-    steps = UPDATES.value
+    (cell, _, bias), steps = KINDS[kind], UPDATES.value
+    name = f"{cell or 'transformer'}{f'-bias{bias:g}' if bias else ''}"
+    workdir = folder / f"{name}-{length}-clip{clip:g}-{steps}-{seed}"
     if not (workdir / "results.json").exists():
         config = {
             "task": "classify",
@@ -189,7 +190,8 @@ def train(folder: Path, data: Path, kind: str, clip: float, length: int, seed: i
             "train": {"num_steps": steps, "eval_every": 0, "checkpoint_every": steps, "samples": 0}
             | {"log_every": min(50, steps)},
         }
-        jformer.train(config, workdir)
+        if not jformer.train(config, workdir):
+            raise SystemExit(STOPPED)
         jformer.evaluate(workdir)
     rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     largest = max(row["grad_norm"] for row in rows if row["split"] == "train")

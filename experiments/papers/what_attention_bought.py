@@ -9,7 +9,7 @@ hardly affects; training speed is by the clock, the median over a run.
 
 Command:  python -m experiments.papers.what_attention_bought --data=PATH/multi30k --workdir=runs/attention
           [--updates=600] [--tokens=2048] [--vocabulary=3000] [--seeds=3] [--only=NAME] [--smoke]
-          Runs that are in WORKDIR/runs.csv already are not trained again.
+          Runs that WORKDIR/runs.csv has with these options are not trained again; its other rows are kept.
 """
 
 import functools
@@ -59,9 +59,10 @@ RATE, CLIP = 2e-3, 1.0  # of recurrent models
 LENGTHS = ((1, 9), (10, 12), (13, 15), (16, 19), (20, 99))  # words of a source
 SCORES = ("BLEU", *(f"{low}-{high}" for low, high in LENGTHS))
 SPEEDS = ("tokens/s", "decoded/s")  # target tokens that are trained on; sentences that are written
-COLUMNS = ("d_model", "parameters", "seed", *SCORES, *SPEEDS)
+KEYS = ("model", "d_model", "parameters", "updates", "tokens", "seed")  # parameters tell vocabularies apart
+COLUMNS = (*KEYS, *SCORES, *SPEEDS)
 TIMED = 256  # sentences
-HEAD = f"{'model':<26}" + "".join(f"{name:>11}" for name in COLUMNS)
+HEAD = f"{'model':<26}" + "".join(f"{name:>11}" for name in COLUMNS[1:])
 
 
 def main(_: list[str]) -> None:
@@ -70,36 +71,40 @@ def main(_: list[str]) -> None:
     rows = 40 if smoke_sizes() else VOCABULARY.value
     wanted = parameters(*MODELS[REFERENCE], rows)
     print(HEAD, flush=True)
-    table, drawn, means = [",".join(("model", *COLUMNS))], [], []
+    drawn, means = [], []
     widths = {name: equal_width(*MODELS[name], rows, wanted) for name in ONLY.value}
     found: dict[str, list[list[float]]] = {name: [] for name in ONLY.value}
-    known = known_scores(Path(WORKDIR.value) / "runs.csv")
+    folder = Path(WORKDIR.value)
+    known = known_scores(folder / "runs.csv")
     for seed, name in itertools.product(range(SEEDS.value), ONLY.value):  # all models of a seed, then the next one
         preset, changes = MODELS[name]
         sized = {**changes, "d_model": widths[name]}
-        cells = (widths[name], parameters(preset, sized, rows), seed)
-        found[name].append(known.get((name, *map(str, cells))) or score(name, preset, sized, seed))
+        cells = (widths[name], parameters(preset, sized, rows), UPDATES.value, TOKENS.value, seed)
+        key = (name, *map(str, cells))
+        known[key] = known.get(key) or score(name, preset, sized, seed)
+        found[name].append(known[key])
         print(row(name, (*cells, *(f"{x:,.1f}" for x in found[name][-1]))), flush=True)
-        table.append(",".join(map(str, (name, *cells, *(f"{x:.6g}" for x in found[name][-1])))))
     for name, scores in found.items():
         each = [estimate(values) for values in zip(*scores, strict=True)]
-        means.append(row(name, ("", "", "mean", *(f"{x.mean:,.1f}" for x in each))))
-        means.append(row("  95 %", ("", "", "±", *(f"{x.margin or 0:,.1f}" for x in each))))
+        means.append(row(name, ("", "", "", "", "mean", *(f"{x.mean:,.1f}" for x in each))))
+        means.append(row("  95 %", ("", "", "", "", "±", *(f"{x.margin or 0:,.1f}" for x in each))))
         middles = [(low + min(high, 24)) / 2 for low, high in LENGTHS]
         by_length = each[1 : len(SCORES)]
         drawn.append(PlottedLine(name, middles, [x.mean for x in by_length], [x.margin for x in by_length]))
-    folder = Path(WORKDIR.value)
-    (folder / "runs.csv").write_text("\n".join(table) + "\n")
+    table = [(*key, *(f"{x:.6g}" for x in scores)) for key, scores in known.items()]
+    (folder / "runs.csv").write_text("".join(",".join(cells) + "\n" for cells in [COLUMNS, *table]))
     (folder / "bleu_by_length.png").write_bytes(lines(drawn, "words of the source", "BLEU"))
     print("\n".join(("", HEAD, *means)))
     print(f"{folder}: runs.csv, bleu_by_length.png; means of {SEEDS.value} seeds with 95 % t intervals")
 
 
 def known_scores(path: Path) -> dict[tuple[str, ...], list[float]]:
-    """Return the scores of an earlier table by (model, d_model, parameters, seed)."""
-    lines = path.read_text().splitlines()[1:] if path.exists() else []
-    cells = [line.split(",") for line in lines]
-    return {tuple(row[:4]): [float(cell) for cell in row[4:]] for row in cells}
+    """Return the scores of an earlier table by KEYS."""
+    head, *rows = path.read_text().splitlines() if path.exists() else [",".join(COLUMNS)]
+    if head != ",".join(COLUMNS):
+        raise SystemExit(f"{path} does not tell the options of its rows: name another --workdir")
+    cells = [line.split(",") for line in rows]
+    return {tuple(row[: len(KEYS)]): [float(cell) for cell in row[len(KEYS) :]] for row in cells}
 
 
 def row(name: str, cells: Sequence[object]) -> str:
@@ -110,7 +115,8 @@ def row(name: str, cells: Sequence[object]) -> str:
 def score(name: str, preset: str, changes: dict[str, Any], seed: int) -> list[float]:
     """Train and score one run if needed; return BLEU overall and by length, and both speeds."""
     options = options_of(name, preset, changes) | {"seed": seed}
-    workdir = Path(WORKDIR.value) / f"{name.replace(' ', '_')}-{seed}"
+    sizes = f"{UPDATES.value}x{TOKENS.value}-{VOCABULARY.value}"
+    workdir = Path(WORKDIR.value) / f"{name.replace(' ', '_')}-{sizes}-{seed}"
     results_of(base(), workdir, options)
     outputs = records.outputs(workdir, "test")
     test = read_split(base(), "test", options)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from configs import quickstart
+from experiments.runs import results_of, small_run
 from jformer import main, plugins
 from jformer.evaluation import records
 from jformer.tools.sweep.experiment import load_experiment
@@ -71,13 +73,18 @@ SWEEPS = [stem for stem, tree in TREES.items() if {"BASE", "METRIC"} <= names(tr
 COMMANDS = [stem for stem, tree in TREES.items() if any(isinstance(node, ast.If) for node in tree.body)]
 
 
-def tried(stem, folder):
-    """Return the lines that a command prints with --smoke, for a user who has allowed no parts."""
+def started(stem, folder, *more):
+    """Run a command with --smoke, for a user who has allowed no parts."""
     arguments = [argument.format(folder=folder) for argument in ARGUMENTS.get(stem, ())]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     environment.pop(plugins.ENVIRONMENT)
-    command = [sys.executable, "-m", f"experiments.{FILES[stem].parent.name}.{stem}", "--smoke", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-m", f"experiments.{FILES[stem].parent.name}.{stem}", "--smoke", *arguments, *more]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def tried(stem, folder, *more):
+    """Return the lines that a command prints with --smoke."""
+    done = started(stem, folder, *more)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -134,6 +141,41 @@ def test_scan_reads_runs_that_another_process_trained(folder):
     written = results.stat().st_mtime_ns
     assert tried("scan", folder) == trained
     assert results.stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "fewer"),
+    [("mup", "--widths=16"), ("probes", "--seeds=1"), ("vanishing_gradients", "--kinds=RNN"),
+     ("what_attention_bought", "--only=Transformer")],
+)  # fmt: skip
+def test_runs_of_other_lengths_are_others(stem, fewer, folder):
+    counts = []
+    for updates in (4, 6):
+        tried(stem, folder, fewer, f"--updates={updates}")
+        counts.append(len(list((folder / "runs").rglob("config.json"))))
+    assert counts[1] == 2 * counts[0] > 0
+    if stem == "what_attention_bought":
+        table = (folder / "runs" / "runs.csv").read_text().splitlines()
+        assert [row.split(",")[3] for row in table] == ["updates", "4", "6"]
+
+
+@pytest.mark.slow
+def test_half_written_sources_are_continued(folder):
+    tried("back_translation", folder)
+    (written,) = (folder / "runs").rglob("written-0.en")
+    whole = written.read_text()
+    written.write_text(whole[: len(whole) // 2])
+    tried("back_translation", folder)
+    assert written.read_text() == whole
+
+
+@pytest.mark.slow
+def test_alignments_refuses_pieces_that_do_not_tell_words(folder):
+    results_of(quickstart, folder / "run", small_run(2))  # characters
+    done = started("alignments", folder)
+    assert done.returncode == 1
+    assert "none of its pieces begins a word with" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
