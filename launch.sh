@@ -267,7 +267,7 @@ for ((; $# > 1; )); do
   case $1 in
     --) args=("${@:2}"); break ;;
     --@(name|type|zone|project|commit|setup|worker|logs|hosts|coordinator|extras)=?*) printf -v "$key" %s "${1#*=}" ;;
-    --@(retries|devices|nodes|gpus)=[1-9]*([0-9])) printf -v "$key" %s "${1#*=}" ;;
+    --@(retries|devices|nodes|gpus)=[1-9]*([0-9]) | --retries=0) printf -v "$key" %s "${1#*=}" ;;
     --per=@(node|gpu)) per=${1#*=} ;;
     --sbatch=?*) sbatch+=("${1#*=}") ;;
     --@(yes|spot|follow|keep)) printf -v "$key" yes ;;

@@ -136,7 +136,7 @@ def run_command(argv: list[str]) -> int:
             options, overrides = read_flags(argv)
             if options.deterministic:
                 choose_deterministic()
-            with processes.join_run(coordinates(options)):
+            with processes.join_run(coordinates(options)), os_errors_as_user_errors():  # which all processes then print
                 config = configure(options, overrides)
                 check_processes_agree(options, config)
                 workdir = run_path(options.workdir or "")

@@ -93,7 +93,8 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         model = build_sized(config, task, data.tokenizers)
         prefix = source_is_prefix(model.config, task.answer)
         shapes, sequence = data.batches.plan.shapes, mesh.shape[SEQUENCE]
-        choices.append(kernel_line(model.config, target(), shapes, prefix, sequence))
+        split = mesh.size * config.train.accumulation
+        choices.append(kernel_line(model.config, target(), shapes, prefix, sequence, split))
         optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
         ema, base = bool(config.train.ema_decay), optimizer.base
         create = functools.partial(create_state, tx=optimizer.transform, ema=ema, base=base)

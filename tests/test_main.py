@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from jformer.config.options import Config
 from jformer.data import progress
 from jformer.data.data_config import DataConfig
 from jformer.errors import UserError
+from jformer.parallel.processes.children import free_port
 from jformer.storage import replace_content
 from tests.faults.full_disk import no_file_above
 from tests.stored_run import store_run
@@ -411,6 +413,27 @@ def test_a_full_disk_behind_standard_output_is_one_line(saved):
         b"jformer: a file, or standard output: could not be written (No space left on device)"
     )
     assert done.returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_of_one_process_is_a_line_of_all(saved):
+    program = PIPED.replace('argv[1]}"]', 'argv[1]}", *sys.argv[2:]]').replace(" * 100_000", "")
+    place = [f"--coordinator=127.0.0.1:{free_port()}", "--processes=2"]
+    with Path("/dev/full").open("wb") as full, contextlib.ExitStack() as stack:
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(saved), *place, f"--process={i}"], cwd=ROOT, text=True,
+                stdout=[full, subprocess.DEVNULL][i], stderr=subprocess.PIPE,
+            )
+            for i in range(2)
+        ]  # fmt: skip
+        said = [stack.enter_context(process).stderr.read() for process in both]
+    line = "a file, or standard output: could not be written (No space left on device)"
+    assert [text.count("\n") for text in said] == [1, 1]
+    assert said[0].startswith(f"jformer: {line}")
+    assert said[1].startswith("jformer: process 0 (")
+    assert line in said[1]
+    assert [process.returncode for process in both] == [2, 2]
 
 
 def test_a_full_disk_is_one_line_that_names_the_file(saved, monkeypatch, capsys):

@@ -196,7 +196,7 @@ def numerics(small: bool) -> Iterator[Finding]:
         for dtype, precision in (("float32", "highest"), ("float32", "default"), ("bfloat16", "default")):
             options = {"model.dtype": dtype, "model.precision": precision}
             other, found = gradient(small_config(name, **options), shape, device)
-            far, used = apart(found, wanted), arithmetic(dtype, device.platform, precision)
+            far, used = apart(found, wanted), arithmetic(dtype, target_of(device), precision)
             text = f"in {used}: gradients {far:.1e} from the CPU's, allowed {TOLERANCE[used]:.0e}; loss {other:.5f}"
             ok = far <= TOLERANCE[used] and abs(other / loss - 1) <= TOLERANCE[used]
             yield Finding(f"{name}, {dtype}, {precision}", text, ok, {"apart": far, "arithmetic": used})

@@ -31,6 +31,7 @@ from jformer.inference.formats import one_line
 from jformer.inference.predict import Predictor, load
 from jformer.models.parts import count_params, parameter_rows
 from jformer.parallel import processes
+from jformer.parallel.backend import target_of
 from jformer.parallel.devices import arithmetic
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.build import build_sized, build_task, choose_decoding_dtype, open_mesh
@@ -134,7 +135,7 @@ def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str,
         "training_dtype": config.model.dtype,
         "decoding_dtype": config.decode.dtype or config.model.dtype,
         "precision": config.model.precision,
-        "arithmetic": arithmetic(config.model.dtype, device.platform, config.model.precision),
+        "arithmetic": arithmetic(config.model.dtype, target_of(device), config.model.precision),
         "tokens_per_update": config.data.tokens_per_update,
         "updates": progress["step"],
         "parameters": count_params(predictor.params),

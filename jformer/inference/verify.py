@@ -32,6 +32,7 @@ from jformer.models import build_model
 from jformer.models.batch import Batch
 from jformer.models.model import Model
 from jformer.models.text_vectors import TEXTS
+from jformer.parallel.backend import target
 from jformer.parallel.devices import arithmetic, products_line
 from jformer.parallel.mesh import make_mesh
 
@@ -159,7 +160,7 @@ def verify(config: Config, workdir: Path, further: Sequence[Check] = ()) -> bool
         model = dataclasses.replace(config.model, precision="highest")
         predictor = load(workdir, dataclasses.replace(config, decode=options, model=model), make_mesh(1))
     subject = Subject(predictor, options)
-    used = predictor.model.config.dtype, jax.default_backend(), predictor.model.config.precision
+    used = predictor.model.config.dtype, target(), predictor.model.config.precision
     print(f"{counted(len(subject.pieces), 'inputs')} ({subject.origin}), {products_line(*used)}")
     passed = [report(check, subject, TOLERANCE[arithmetic(*used)]) for check in (*checks_of(subject), *further)]
     print(f"{sum(passed)} of {len(passed)} checks passed")

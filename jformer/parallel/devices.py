@@ -1,5 +1,6 @@
 """Matrix products on devices: their arithmetic, peak FLOPs a second, and the faster dtype."""
 
+import contextlib
 import functools
 import statistics
 import time
@@ -8,6 +9,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jformer.parallel.backend import Target, target_of
 
 # Dense bfloat16 TFLOP/s of what JAX calls a device, by its device_kind; the longest matching prefix counts. NVIDIA:
 # the data sheets of A100, L4, L40S, H100, H200 and DGX B200, halved where they give sparse figures. A V100 has no
@@ -34,12 +37,13 @@ PEAKS = {
     "TPU v6 lite": 918.0,
     "TPU7x": 1_153.5,
 }
-# What XLA multiplies float32 arrays in, by the names of jax.lax.Precision: TF32 rounds them to 10 bits of mantissa, on
-# GPUs from compute capability 8 on; passes of bfloat16 keep 8 bits each (Henry et al. 2019), and six make a float32.
+# What XLA multiplies float32 arrays in, by the names of jax.lax.Precision: TF32 rounds them to 10 bits of mantissa;
+# passes of bfloat16 keep 8 bits each (Henry et al. 2019), and six make a float32.
 ARITHMETIC = {
     "gpu": {"default": "tf32", "high": "tf32", "highest": "float32"},
     "tpu": {"default": "bfloat16", "high": "bfloat16 x 3", "highest": "float32"},
 }
+TF32_NEEDS = 8.0  # compute capability: Ampere
 WORTH_ROUNDING = 1.5  # the speedup that bfloat16 must give to be chosen
 TIMED_PRODUCTS = 5  # an odd number, so that one slow product does not move the median; some milliseconds each
 
@@ -58,29 +62,33 @@ class QuickerDtype(NamedTuple):
     reason: str
 
 
-def arithmetic(dtype: str, platform: str, precision: str = "default") -> str:
+def arithmetic(dtype: str, target: Target, precision: str = "default") -> str:
     """Return the arithmetic of products of arrays of a dtype: float32, tf32, bfloat16 x 3 or the dtype itself.
 
     Args:
         dtype: of activations.
-        platform: cpu, gpu or tpu.
+        target: the device; a GPU of unknown compute capability has TF32.
         precision: model.precision; `default` is JAX's own setting, if there is one (JAX_DEFAULT_MATMUL_PRECISION).
     """
-    if dtype != "float32" or platform not in ARITHMETIC:
+    if dtype != "float32" or target.platform not in ARITHMETIC:
         return dtype
     asked = (jax.config.jax_default_matmul_precision or precision) if precision == "default" else precision
-    return ARITHMETIC[platform].get(asked, asked)
+    with contextlib.suppress(ValueError):  # the name of an algorithm, such as BF16_BF16_F32
+        asked = jax.lax.Precision(asked).name.lower()  # each has several names
+    used = ARITHMETIC[target.platform].get(asked, asked)
+    return "float32" if used == "tf32" and 0 < target.cuda < TF32_NEEDS else used
 
 
-def products_line(dtype: str, platform: str, precision: str) -> str:
+def products_line(dtype: str, target: Target, precision: str) -> str:
     """Return the line about the arithmetic of products."""
-    return (
-        f"products on {platform}: of {dtype} in {arithmetic(dtype, platform, precision)} (model.precision={precision})"
-    )
+    used = arithmetic(dtype, target, precision)
+    return f"products on {target.platform}: of {dtype} in {used} (model.precision={precision})"
 
 
 def known_peak(kind: str, dtype: str) -> float | None:
-    """Return the FLOPs a second of a kind of device by its data sheet, or None if there is none."""
+    """Return the FLOPs a second of a kind of device by its data sheet, or None if there is none, as of a MIG slice."""
+    if " MIG " in kind:  # a part of the GPU that the kind begins with
+        return None
     names = [name for name in PEAKS if kind == name or kind.startswith((f"{name} ", f"{name}-"))]
     return PEAKS[max(names, key=len)] * 1e12 if names and dtype == "bfloat16" else None
 
@@ -95,7 +103,7 @@ def find_peak(devices: Sequence[jax.Device], dtype: str, given: float = 0.0, pre
         return Peak(sold * count, f"data sheet of {kind}, {dtype}")
     if devices[0].platform == "cpu":
         count = 1  # CPU devices share the cores of the machine, and a product uses all of them
-    used = arithmetic(dtype, devices[0].platform, precision)
+    used = arithmetic(dtype, target_of(devices[0]), precision)
     return Peak(measured_peak(devices[0], dtype, precision) * count, f"measured by matrix products in {used}")
 
 

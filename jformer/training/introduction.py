@@ -13,7 +13,7 @@ from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.layers.kernels import calls_of, choose_kernel, is_own_attention
-from jformer.parallel.backend import Target
+from jformer.parallel.backend import Target, target_of
 from jformer.parallel.devices import Peak, products_line
 from jformer.parallel.mesh import slices_line
 from jformer.training.corpora import Data
@@ -42,14 +42,19 @@ def introduction(
     yield f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {parameters:,}"
     yield f"batches: {len(data.batches):,} an epoch, {shapes(data.batches.plan)}"
     yield schedule_line(config.optim, config.train.num_steps, config.model.scale_width)
-    kind, platform = mesh.devices.flat[0].device_kind, mesh.devices.flat[0].platform
-    yield f"devices: {mesh.size} x {kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})"
+    device = target_of(mesh.devices.flat[0])
+    yield f"devices: {mesh.size} x {device.kind}, at most {peak.flops / 1e12:.3g} TFLOP/s ({peak.origin})"
     yield from filter(None, [slices_line(mesh)])
-    yield products_line(config.model.dtype, platform, config.model.precision)
+    yield products_line(config.model.dtype, device, config.model.precision)
 
 
 def kernel_line(
-    model: ModelConfig, target: Target, shapes: Sequence[Shape], prefix: bool = False, sequence: int = 1
+    model: ModelConfig,
+    target: Target,
+    shapes: Sequence[Shape],
+    prefix: bool = False,
+    sequence: int = 1,
+    parts: int = 1,
 ) -> str:
     """Return a line on which attention kernels training uses, and why.
 
@@ -59,6 +64,7 @@ def kernel_line(
         shapes: of batches, short to long.
         prefix: whether the source precedes the target in the same row.
         sequence: devices that share the positions of a row, which is padded to a multiple of them.
+        parts: how many devices and microbatches share the rows and heads of a batch.
 
     Raises:
         UserError: the kernel of model.execution.attention_kernel cannot be used, or padding the rows for mesh.sequence
@@ -79,7 +85,8 @@ def kernel_line(
                 f"{sequence} in a new run, or mesh.sequence=1"
             )
         for call in calls_of(model, source, length, prefix):
-            choice = choose_kernel(model, target, call)
+            arrays = max(1, shape.rows * model.num_heads // parts)
+            choice = choose_kernel(model, target, call._replace(arrays=arrays))
             reasons.setdefault(choice.kernel, choice.why)
             taken.setdefault(choice.kernel, set()).add(shape)
     asked = model.execution.attention_kernel

@@ -18,7 +18,7 @@ RUN = ["--", "--config=configs/a b.py", "--workdir=gs://bucket/runs/a b", "--con
 WAYS = {  # golden file → what is called
     "create": ["create", *SLICE, "--spot"],
     "sync": ["sync", *SLICE, "--setup=gcloud storage cp -r 'gs://bucket/my corpus' ."],
-    "run": ["run", *SLICE, "--retries=9", *RUN],
+    "run": ["run", *SLICE, "--retries=0", *RUN],
     "status": ["status", *SLICE],
     "logs": ["logs", *SLICE, "--worker=all", "--follow"],
     "delete": ["delete", *SLICE],

@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from jformer.parallel.backend import Target
 from jformer.parallel.devices import arithmetic, find_peak, known_peak, measured_peak, quicker_dtype
 
 
@@ -28,7 +29,9 @@ def test_data_sheets_are_found_by_the_kind_of_device(kind, tera):
     assert known_peak(kind, "bfloat16") == tera * 1e12
 
 
-@pytest.mark.parametrize("kind", ["NVIDIA L40", "Tesla V100-SXM2-16GB", "cpu", "TPU v50"])
+@pytest.mark.parametrize(
+    "kind", ["NVIDIA L40", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "Tesla V100-SXM2-16GB", "cpu", "TPU v50"]
+)
 def test_no_other_kind_is_taken_for_one_on_sale(kind):
     assert known_peak(kind, "bfloat16") is None
 
@@ -77,8 +80,15 @@ def test_a_device_sold_for_bfloat16_need_not_be_measured():
     ],
 )
 def test_the_precision_decides_what_float32_is_multiplied_in(platform, default, high, highest):
-    found = [arithmetic("float32", platform, name) for name in ("default", "high", "highest")]
+    device = Target(platform)
+    found = [arithmetic("float32", device, name) for name in ("default", "high", "highest")]
     assert found == [default, high, highest]
-    assert arithmetic("bfloat16", platform, "highest") == "bfloat16"
-    with jax.default_matmul_precision("highest"):  # as JAX_DEFAULT_MATMUL_PRECISION sets
-        assert arithmetic("float32", platform) == "float32" == arithmetic("float32", platform, "highest")
+    assert arithmetic("bfloat16", device, "highest") == "bfloat16"
+    aliases = {"bfloat16": default, "tensorfloat32": high, "float32": highest, "highest": highest}
+    for name, used in aliases.items():
+        with jax.default_matmul_precision(name):  # as JAX_DEFAULT_MATMUL_PRECISION sets
+            assert (arithmetic("float32", device), arithmetic("float32", device, "highest")) == (used, highest)
+
+
+def test_gpus_without_tf32_multiply_in_float32():
+    assert [arithmetic("float32", Target("gpu", "", each)) for each in ("7.5", "8.0")] == ["float32", "tf32"]

@@ -59,8 +59,9 @@ def test_the_kernel_that_attends_is_named_with_the_reason():
     why = "model.attention_dropout=0.1 drops weights"
     few, on_tpu = "few enough to store their scores", "(on tpu: scores stay beside the cores)"
     assert kernel_line(dropping, TPU, short) == f"attention kernel: own ({why})"
-    chunks = f"attention kernel: chunked (up to 128 queries at a time; {why}), rows {on_tpu}"
-    assert kernel_line(dropping, TPU, long) == chunks  # the decoder's own, and the others
+    chunks = "attention kernel: chunked (up to {} queries at a time; {}), rows {}"
+    for parts, size in ((1, 64), (4, 128)):  # the decoder's own, and the others
+        assert kernel_line(dropping, TPU, long, parts=parts) == chunks.format(size, why, on_tpu)
     assert kernel_line(plain, TPU, long) == f"attention kernel: splash {on_tpu}, rows {on_tpu}"
     counted = kernel_line(plain, TPU, [Shape(16, 128, 64), Shape(8, 1_024, 1_024)])
     own = f"own (64 queries and 128 keys: {few}) for 1 of 2 shapes"

@@ -105,11 +105,19 @@ class FastTokenizer(OneFile):
         return self._changed(self.content, symbols, kept)
 
     def extended(self, tokens: Sequence[str], before: int, rows: int) -> "FastTokenizer":
-        """Return a tokenizer with further tokens, where the embedding had `before` rows and now has `rows`."""
+        """Return a tokenizer with further tokens, where the embedding had `before` rows and now has `rows`.
+
+        Raises UserError if the library, which counts the tokens, does not number them from the largest id on.
+        """
         fast = _library().Tokenizer.from_str(self.content)
         fast.add_tokens(list(tokens))
-        # Pruned tokens keep their number in the file.
-        kept = [*self.kept, *map(fast.token_to_id, tokens)] if self.kept else ()
+        ids = [fast.token_to_id(token) for token in tokens]
+        if not self.kept and ids != [*range(self._size, self._size + len(tokens))]:
+            raise UserError(
+                f"tokenizer.json: its ids have gaps below {self._size}, so {tokens[0]!r} would get id {ids[0]}: number "
+                "its tokens without gaps"
+            )
+        kept = [*self.kept, *ids] if self.kept else ()  # pruned tokens keep their number in the file
         symbols = _past(self.symbols, before, rows)
         return self._changed(fast.to_str(), symbols, kept)
 

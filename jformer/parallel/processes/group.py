@@ -221,8 +221,9 @@ def _quiet() -> Iterator[None]:
     before.flush()
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-    with os.fdopen(answers, "w", buffering=1, encoding=before.encoding) as sys.stdout:
-        yield
-        sys.stdout.flush()
-        os.dup2(answers, 1)
+    sys.stdout = os.fdopen(answers, "w", buffering=1, encoding=before.encoding)
+    yield  # an error ends the process; closing would fail again on a full disk, and hide it
+    sys.stdout.flush()
+    os.dup2(answers, 1)
+    sys.stdout.close()
     sys.stdout = before

@@ -25,6 +25,7 @@ FIRST_REMARK = 10.0  # seconds until process 0 prints which processes are missin
 HELLO_SECONDS = 5.0  # for a new connection to introduce itself
 RETRY_SECONDS = 0.2  # between attempts to connect
 MAX_BYTES = 1 << 16  # of a message; strangers may send anything
+MACHINE_BYTES = 256  # the same, for the name of each machine in the answer
 MAX_LISTED = 8
 CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 
@@ -108,7 +109,7 @@ def _admit_all(
             connection.settimeout(HELLO_SECONDS)
             if tls:
                 connection = stack.enter_context(tls.wrap_socket(connection, server_side=True))
-            hello = Hello(**_read(connection))
+            hello = Hello(**_read(connection, MAX_BYTES))
         except (OSError, ValueError, TypeError):  # nobody connected, or a stranger
             continue
         if all(isinstance(value, kind) for value, kind in zip(hello, (int, int, str, dict), strict=True)):
@@ -133,10 +134,10 @@ def _admit(own: ProcessInfo, connection: socket.socket, hello: Hello, arrived: A
 
 def _join(own: ProcessInfo, hello: Hello, seconds: float) -> list[str]:
     """Connect to process 0, as another process, and return its answer; retry while an earlier run holds the port."""
-    deadline = time.monotonic() + seconds
+    deadline, tls = time.monotonic() + seconds, _tls(ssl.PROTOCOL_TLS_CLIENT)
     while True:
         try:
-            answer = _ask(own, hello, seconds, max(0.1, deadline - time.monotonic()))
+            answer = _ask(own, hello, tls, seconds, max(0.1, deadline - time.monotonic()))
             break
         except (OSError, ValueError) as error:
             if time.monotonic() > deadline:
@@ -151,16 +152,15 @@ def _join(own: ProcessInfo, hello: Hello, seconds: float) -> list[str]:
     return list(answer["machines"])
 
 
-def _ask(own: ProcessInfo, hello: Hello, seconds: float, left: float) -> dict[str, Any]:
+def _ask(own: ProcessInfo, hello: Hello, tls: ssl.SSLContext | None, seconds: float, left: float) -> dict[str, Any]:
     """Introduce this process within the seconds left; return process 0's answer once all have arrived."""
-    tls = _tls(ssl.PROTOCOL_TLS_CLIENT)
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.create_connection((own.host, own.port), timeout=left))
         if tls:
             connection = stack.enter_context(tls.wrap_socket(connection))
         connection.sendall(json.dumps(hello._asdict()).encode() + b"\n")
         connection.settimeout(seconds + HELLO_SECONDS)
-        return _read(connection)
+        return _read(connection, MAX_BYTES + MACHINE_BYTES * own.processes)
 
 
 def _listen(own: ProcessInfo) -> socket.socket:
@@ -172,7 +172,7 @@ def _listen(own: ProcessInfo) -> socket.socket:
     return socket.create_server(("", own.port), family=family, dualstack_ipv6=both, backlog=own.processes)
 
 
-def _read(connection: socket.socket) -> dict[str, Any]:
+def _read(connection: socket.socket, most: int) -> dict[str, Any]:
     """Return the message of a connection; raise OSError if none comes, ValueError if it is not one of ours."""
     line = b""
     while not line.endswith(b"\n"):
@@ -180,7 +180,7 @@ def _read(connection: socket.socket) -> dict[str, Any]:
         if not chunk:
             raise ConnectionError("the connection was closed without a message")
         line += chunk
-        if len(line) > MAX_BYTES:
+        if len(line) > most:
             raise ValueError("too long")
     try:
         message = json.loads(line)
@@ -193,7 +193,11 @@ def _read(connection: socket.socket) -> dict[str, Any]:
 
 def _has_left(connection: socket.socket | None) -> bool:
     """Return whether a waiting process has closed its connection."""
-    return connection is not None and bool(select.select([connection], [], [], 0)[0])
+    if connection is None:
+        return False
+    poll = select.poll()  # select.select takes no more than 1,024 files
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _absent(own: ProcessInfo, arrived: Collection[int]) -> str:
@@ -203,12 +207,23 @@ def _absent(own: ProcessInfo, arrived: Collection[int]) -> str:
 
 
 def _tls(side: int) -> ssl.SSLContext | None:
-    """Return a context that requires certificates of JAX's own authority from both sides, if they are set."""
-    certificate, key, authority = (os.environ.get(name) for name in CERTIFICATES)
+    """Return a context that requires certificates of JAX's own authority from both sides, if they are set.
+
+    Raises UserError for files that cannot be loaded.
+    """
+    files = {name: os.environ.get(name, "") for name in CERTIFICATES}
+    certificate, key, authority = files.values()
     if not (certificate and authority):
         return None
     context = ssl.SSLContext(side)
     context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
-    context.load_cert_chain(certificate, key)
-    context.load_verify_locations(authority)
+    try:
+        context.load_cert_chain(certificate, key or None)
+        context.load_verify_locations(authority)
+    except OSError as error:
+        wrong = [name for name, file in files.items() if file and not os.access(file, os.R_OK)] or files
+        listed = ", ".join(f"{name}={files[name]}" for name in wrong)
+        raise UserError(
+            f"{listed}: cannot be loaded ({error.strerror or error}): name PEM files that this process can read"
+        ) from error
     return context

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jformer.errors import UserError
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+TASKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES")
 DETECTION_SECONDS = 60
 
 
@@ -66,7 +67,14 @@ def detect() -> ProcessInfo:
             "--distributed found no cluster (Cloud TPU, Slurm, Open MPI, Kubernetes, "
             f"{', '.join(VARIABLES)}): give --coordinator=HOST:PORT --processes=N --process=I"
         )
-    return _checked(found, count, index, "coordinator", "processes", "process")._replace(local_devices=local)
+    own = _checked(found, count, index, "coordinator", "processes", "process")
+    return own._replace(local_devices=None if _one_task_a_machine() else local)
+
+
+def _one_task_a_machine() -> bool:
+    """Return whether Open MPI or Slurm started one task here, which JAX would give the first GPU alone."""
+    here, tasks, machines = map(os.environ.get, TASKS)
+    return here == "1" if here else tasks is not None and tasks == machines
 
 
 def _checked(address: str, processes: int, process: int, *names: str) -> ProcessInfo:

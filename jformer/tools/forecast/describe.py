@@ -23,7 +23,14 @@ from jformer.tasks.batch_arrays import source_is_prefix
 from jformer.tasks.build import build_task, choose_dtype, choose_lengths, sized_model
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import estimate
-from jformer.tools.forecast.shapes import full_shape, full_update_flops, likely_shapes, mesh_sizes, untrained_parts
+from jformer.tools.forecast.shapes import (
+    full_shape,
+    full_update_flops,
+    likely_shapes,
+    mesh_sizes,
+    refusal_note,
+    untrained_parts,
+)
 from jformer.training.introduction import kernel_line
 from jformer.training.optim import schedule_line
 
@@ -48,6 +55,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     model, saved = sized_model(config, task, workdir)
     shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
     rows = list(parameter_rows(shapes))
+    prefix, parts = source_is_prefix(model, task.answer), math.prod(sizes.values()) * config.train.accumulation
     total = sum(count for _, _, count in rows)
     cells = [["part", "shapes", "parameters", "share"]]
     cells += [[name, shape, f"{count:,}", f"{count / total:.1%}"] for name, shape, count in rows]
@@ -55,8 +63,8 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     lines = [
         *summary(config),
         *_size_lines(config, model, task, saved),
-        products_line(model.dtype, target().platform, model.precision),
-        kernel_line(model, target(), likely_shapes(config), source_is_prefix(model, task.answer), sizes["sequence"]),
+        products_line(model.dtype, target(), model.precision),
+        kernel_line(model, target(), likely_shapes(config), prefix, sizes["sequence"], parts),
     ]
     lines += [*update_lines(config, model), memory_line(config, task, model)]
     return "\n".join([*lines, "", *aligned(cells, 2), "", *aligned(flops_table(config, model), 1)])
@@ -91,6 +99,7 @@ def update_lines(config: Config, model: ModelConfig) -> Iterator[str]:
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
     units = {"vit": "pixels"}.get(model.family, "pixels + tokens" if model.reads_images else "tokens")
     yield f"update: {shape.rows:,} full rows of {lengths} {units}: {flops:.3g} FLOPs forward and backward"
+    yield from filter(None, [refusal_note(config)])
     peak = config.train.peak_flops or known_peak(kind, model.dtype)
     if peak:
         count = math.prod(mesh_sizes(config, jax.device_count()).values())
@@ -107,7 +116,7 @@ def memory_line(config: Config, task: Task, model: ModelConfig) -> str:
 def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
     """Return the cells of the table of FLOPs, a column for each length of text.
 
-    FLOPs are per token for models that predict tokens or tags, and per text or image for classifiers.
+    FLOPs are per token for models that predict tokens or tags, and per text or image for classes and vectors.
     """
     limits = {"encoder": config.data.max_source_length, "decoder": config.data.max_target_length}
     longest = limits["decoder"] if model.vision.source else limits.get(model.family, max(limits.values()))
@@ -120,7 +129,7 @@ def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
         flops = forward_flops(model, text_work(length, length))
         column = {part: count / tokens for part, count in flops.items()}
         columns.append(column | {total: sum(column.values())})
-    unit = "text that has" if model.family == "encoder" and model.pooled else UNITS[model.family]
+    unit = "text that has" if model.family != "vit" and model.pooled else UNITS[model.family]
     unit = "target token of an image, the target having" if model.vision.source else unit
     heads = ["FLOPs"] if model.family == "vit" else [f"{length:,} tokens" for length in lengths]
     parts = [[f"  {part}", *(f"{column[part]:,.0f}" for column in columns)] for part in columns[0]]

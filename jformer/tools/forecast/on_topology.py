@@ -32,7 +32,14 @@ from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compi
 from jformer.tools.forecast.cost_analysis import kernels
 from jformer.tools.forecast.describe import summary
 from jformer.tools.forecast.roofline import ASSUMPTIONS, GPU_ASSUMPTIONS, Bound, beside_kernels, bound
-from jformer.tools.forecast.shapes import answer_shape, full_shape, full_update_flops, likely_shapes, mesh_sizes
+from jformer.tools.forecast.shapes import (
+    answer_shape,
+    full_shape,
+    full_update_flops,
+    likely_shapes,
+    mesh_sizes,
+    refusal_note,
+)
 from jformer.tools.forecast.topology import GIB, LARGEST_SHARE, SHARE_VARIABLE, Gpu, Topology, open_topology
 from jformer.training.introduction import kernel_line
 
@@ -56,20 +63,22 @@ def describe_topology(config: Config, workdir: Path | None, topology: str, price
         )
     config, _ = choose_dtype(config, "model", mesh)
     target = target_of(chips.devices[0])
-    config, _ = choose_lengths(config, target)
-    asked, config = config, divide_rows(config, row_shards(mesh))
+    asked = config
+    config, _ = choose_lengths(divide_rows(config, row_shards(mesh)), target)
     model, _ = sized_model(config, task, workdir)
     shape = full_shape(config)
     axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     yield from summary(config)
-    yield products_line(model.dtype, chips.platform, model.precision)
+    yield products_line(model.dtype, target, model.precision)
     prefix, shared = source_is_prefix(model, task.answer), mesh.shape[SEQUENCE]
-    yield kernel_line(model, target, likely_shapes(config), prefix, shared)
+    parts = mesh.size * config.train.accumulation
+    yield kernel_line(model, target, likely_shapes(config), prefix, shared, parts)
     yield f"{chips}; mesh {axes}"
     yield from filter(None, [slices_line(mesh)])
     lengths = " + ".join(f"{length:,}" for length in shape[1:] if length)
     each = f"a {chips.unit}" if shared == 1 else f"{shared} {chips.unit}s"
     yield f"\nupdate: {shape.rows:,} full rows of {lengths}, {shape.rows // row_shards(mesh):,} for {each}"
+    yield from (f"  {line}" for line in [refusal_note(config)] if line)
     memory = estimate(config, task, model, shape, mesh.size, target)
     yield f"  memory by estimate: {memory}"
     state = sum(memory) - memory.gradients - memory.activations
@@ -89,7 +98,7 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Topology,
     """Return changes to the config that each make an update fit, or advice if none does.
 
     Args:
-        config: as requested, before its rows were divided over the devices.
+        config: as requested, before its rows were divided over the devices and its lengths chosen.
         task: of the run.
         model: the options of the model with the sizes of its vocabularies or classes.
         chips: the slice or GPUs.
@@ -102,8 +111,9 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Topology,
         try:
             other = resolve(changed)
             sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=other.model.execution)
-            other = divide_rows(other, sizes["data"] * sizes["fsdp"])
-            memory = estimate(other, task, own, full_shape(other), devices, target_of(chips.devices[0]))
+            target = target_of(chips.devices[0])
+            other, _ = choose_lengths(divide_rows(other, sizes["data"] * sizes["fsdp"]), target)
+            memory = estimate(other, task, own, full_shape(other), devices, target)
             return math.prod(sizes.values()) == devices and ratio * sum(memory) < chips.memory
         except UserError:  # not divisible
             return False

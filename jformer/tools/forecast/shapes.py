@@ -7,7 +7,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jformer.config.options import Config
-from jformer.data.plan import Shape
+from jformer.data.plan import LIMITS, Shape, shape_of
+from jformer.errors import UserError
 from jformer.models import ModelConfig, build_model
 from jformer.models.flops import Frozen, update_flops, work_of
 from jformer.parallel.mesh import fill_axes
@@ -58,6 +59,17 @@ def full_shape(config: Config) -> Shape:
     return Shape(max(rows, multiple), source, target)
 
 
+def refusal_note(config: Config) -> str:
+    """Return a note if training refuses texts that are as long as the config allows, or ''."""
+    data = config.data
+    limits = "data.packed_length" if data.batching == "packed" else LIMITS
+    try:
+        shape_of(*full_shape(config)[1:], data.tokens_per_update, data.rows_divide_by(), limits)
+    except UserError as error:
+        return f"note: training refuses rows as long as that: {error}"
+    return ""
+
+
 def likely_shapes(config: Config) -> list[Shape]:
     """Return the shapes of an update's batches, short to long, as if the lengths of texts were spread evenly."""
     longest, data = full_shape(config), config.data
@@ -80,5 +92,9 @@ def untrained_parts(config: Config, model: ModelConfig) -> Mapping[str, Frozen]:
 def full_update_flops(config: Config, model: ModelConfig) -> int:
     """Return the FLOPs of an update of full rows without padding."""
     shape = full_shape(config)
-    work = work_of(*(np.full(shape.rows, length) for length in shape[1:]))
+    texts = [np.full(shape.rows, length) for length in shape[1:]]
+    if config.task == "embed":  # a row holds two, which do not attend to each other
+        both = np.repeat([config.data.max_source_length, config.data.max_target_length], shape.rows)
+        texts = [both * (length > 0) for length in shape[1:]]
+    work = work_of(*texts)
     return config.optim.passes * update_flops(model, work, untrained_parts(config, model))

@@ -15,6 +15,7 @@ import jax
 from jax.experimental import topologies
 
 from jformer.errors import UserError
+from jformer.parallel.backend import Target
 from jformer.parallel.devices import arithmetic, known_peak
 from jformer.parallel.libtpu import SETTINGS
 from jformer.parallel.mesh import slices_of
@@ -117,10 +118,9 @@ class Topology(NamedTuple):
 
     def peak_in(self, dtype: str, precision: str = "default") -> float:
         """Return FLOPs a second of products in a dtype, of float32 at a precision: see `arithmetic`."""
+        used = arithmetic(dtype, Target("gpu" if isinstance(self.chip, Gpu) else "tpu"), precision)
         if not isinstance(self.chip, Gpu):
-            used = arithmetic(dtype, "tpu", precision)
             return self.peak / {"bfloat16 x 3": 3, "float32": 6}.get(used, 1)  # passes of bfloat16
-        used = arithmetic(dtype, "gpu", precision)
         of_units = 2e9 * self.chip.cores * self.chip.units * self.chip.clock  # a product and a sum a cycle
         return {"float32": of_units, "tf32": self.peak / 2}.get(used, self.peak)
 
@@ -234,7 +234,7 @@ def read_name(name: str) -> tuple[str, tuple[int, ...]]:
             return family, sizes
     kind, _, count = name.rpartition("-")
     for family, chip in CHIPS.items():
-        if kind in (family, chip.type) and count.isdigit():
+        if kind and kind in (family, chip.type) and count.isdecimal():
             chips, rest = divmod(int(count), chip.cores)
             if not rest and 1 <= chips <= chip.largest and chips.bit_count() == 1:
                 return family, most_even(chips, chip.dimensions)

@@ -103,7 +103,8 @@ def do(options: argparse.Namespace) -> None:
             source_language=options.source_language, target_language=options.target_language, prefix=options.prefix,
             tokenizer=options.tokenizer, do_lower_case={"true": True, "false": False}.get(options.do_lower_case),
         )  # fmt: skip
-        with processes.join_run(processes.from_flags(False, options.coordinator, options.processes, options.process)):
+        own = processes.from_flags(False, options.coordinator, options.processes, options.process)
+        with processes.join_run(own), os_errors_as_user_errors():  # which all processes then print
             with processes.main_process_first():
                 directory = find_model(options.model)
             if (directory / CONFIG).is_file():

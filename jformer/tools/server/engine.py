@@ -175,10 +175,10 @@ class Engine:
         tokenizer = self.predictor.tokenizers[0]
         for length in WARM_LENGTHS:
             text = tokenizer.decode([NUM_SYMBOLS + i % (tokenizer.vocab_size - NUM_SYMBOLS) for i in range(length)])
-            line = " ".join(text.split())
-            asked = {ROUTES[SPAN]: joined_text(line, line), ROUTES[MASKS]: f"{mask_of(tokenizer)[1]} {line}"}
+            text = "".join(each if each.isprintable() else "a" for each in " ".join(text.split()))  # bytes have a NUL
+            asked = {ROUTES[SPAN]: joined_text(text, text), ROUTES[MASKS]: f"{mask_of(tokenizer)[1]} {text}"}
             for count in (*FEW, SMALL_BATCH + 1):
-                self.predictor.generate([asked.get(self.route, line)] * count)
+                self.predictor.generate([asked.get(self.route, text)] * count)
         self.predictor.forget()
 
     def _languages(self, each: schema.Asked | schema.PairToScore) -> Languages:

@@ -1,12 +1,15 @@
 """How processes find each other: here each is a thread, and JAX is not there."""
 
 import contextlib
+import fcntl
+import resource
 import socket
 import threading
 
 import pytest
 
 from jformer.errors import UserError
+from jformer.parallel.processes import meeting
 from jformer.parallel.processes.children import free_port
 from jformer.parallel.processes.meeting import AbsentError, meet
 from jformer.parallel.processes.process_info import ProcessInfo
@@ -36,6 +39,33 @@ def met(port, *numbers, count=3, seconds=PATIENCE, fields=None, counts=None):
 def test_all_hear_on_which_machines_all_are():
     machine = socket.gethostname()
     assert met(free_port(), 2, 0, 1) == [[machine] * 3] * 3
+
+
+def test_the_answer_may_be_longer_than_a_message_of_a_stranger(monkeypatch):
+    monkeypatch.setattr(meeting, "MAX_BYTES", 400)
+    monkeypatch.setattr(socket, "gethostname", lambda: "m" * 200)
+    assert met(free_port(), 2, 0, 1, seconds=3.0) == [["m" * 200] * 3] * 3
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2_000, reason="a process may open few files here")
+def test_who_left_is_noticed_among_over_a_thousand():
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD, 1_500)) as one:
+        assert not meeting._has_left(one)
+        theirs.close()
+        assert meeting._has_left(one)
+
+
+def test_a_certificate_that_is_not_there_is_named_at_once(monkeypatch):
+    for name in meeting.CERTIFICATES[:2]:
+        monkeypatch.setenv(name, f"/nowhere/{name}")
+    monkeypatch.setenv(meeting.CERTIFICATES[2], __file__)
+    for process in range(2):
+        (refused,) = met(free_port(), process, seconds=3.0)
+        with pytest.raises(
+            UserError, match=r"^JAX_MTLS_CERT_FILE=/nowhere/JAX_MTLS_CERT_FILE, .*: cannot be loaded \(No"
+        ):
+            raise refused
 
 
 @pytest.mark.parametrize(

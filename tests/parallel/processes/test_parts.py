@@ -19,7 +19,7 @@ from jformer.errors import LOST, UserError
 from jformer.parallel import processes
 from jformer.parallel.processes import service
 from jformer.parallel.processes.handshake import STAMP, code_version, refuse_differences, saved_run, software
-from jformer.parallel.processes.process_info import VARIABLES, ProcessInfo, from_flags
+from jformer.parallel.processes.process_info import TASKS, VARIABLES, ProcessInfo, from_flags
 from jformer.parallel.processes.stall import Pace, PeerWatch, Status, waited_for
 from jformer.parallel.processes.watchdog import Watchdog
 from jformer.storage import is_step
@@ -32,7 +32,7 @@ SLURM = {
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch):
-    for name in (*VARIABLES, *SLURM):
+    for name in (*VARIABLES, *TASKS, *SLURM):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -63,7 +63,9 @@ def test_coordinates_that_cannot_be_are_refused(flags, named):
 def test_clusters_and_variables_say_it_too(monkeypatch):
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
-    assert from_flags(True, None, None, None) == ProcessInfo("node007", 61440 + 4100 % 4096, 4, 2, [0])
+    for nodes, local in (("4", None), ("2", [0])):  # one task a node has all of its devices
+        monkeypatch.setenv("SLURM_STEP_NUM_NODES", nodes)
+        assert from_flags(True, None, None, None) == ProcessInfo("node007", 61440 + 4100 % 4096, 4, 2, local)
     for name, value in zip(VARIABLES, ("b:2", "5", "4"), strict=True):
         monkeypatch.setenv(name, value)
     assert from_flags(True, None, None, None) == ProcessInfo("b", 2, 5, 4)

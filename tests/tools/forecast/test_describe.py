@@ -110,6 +110,9 @@ def test_every_preset_is_described_without_a_weight(preset):
     assert f"(set by model.{'head.num_classes' if config.model.family == 'vit' else 'vocab_size'}" in text
 
 
+PAIRS = {"model.head.pooling": "mean", "data.overlong": "drop"}  # what task embed needs of any model
+
+
 def described(preset, **options):
     config = default_config(preset)
     config.update_from_flattened_dict(options)
@@ -134,6 +137,9 @@ def test_a_column_is_a_token_or_an_example():
     what, columns = flops(described("bert_base", task="classify", **{"data.max_source_length": 64})[0])
     assert (what, list(columns)) == ("forward FLOPs of one text that has", ["32 tokens", "64 tokens"])
     assert {column["logits"] for column in columns.values()} == {2 * 2 * 768}
+
+    what, columns = flops(described("gpt2", task="embed", **PAIRS, **{"data.max_target_length": 64})[0])
+    assert (what, list(columns)) == ("forward FLOPs of one text that has", ["32 tokens", "64 tokens"])
 
     what, columns = flops(described("vit_s16")[0])
     assert (what, list(columns)) == ("forward FLOPs of one image", ["FLOPs"])
@@ -215,6 +221,27 @@ def test_an_update_of_full_rows_is_priced_and_timed_where_the_peak_is_known():
     assert "MFU" not in text
     timed, _ = described("transformer_tiny", **options, **{"train.peak_flops": flops / 2, "mesh.data": 2})
     assert "its time on 2 x cpu: 1 s at 100% MFU, 2.5 s at 40% MFU\n" in timed
+
+
+@pytest.mark.usefixtures("without_memory")
+@pytest.mark.parametrize("preset", ["gpt2", "bert_base"])
+def test_a_pair_of_texts_is_priced_as_two_texts(preset):
+    options = {"data.max_source_length": 300, "data.max_target_length": 200, "data.tokens_per_update": 4_000}
+    text, config = described(preset, task="embed", **PAIRS, **options)
+    model = config.model.with_vectors()
+    flops = 3 * 8 * sum(forward_flops(model, text_work(n, n))[config.model.family] for n in (300, 200))
+    assert f"tokens: {flops:.3g} FLOPs forward and backward\n" in text
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_rows_that_training_refuses_are_noted():
+    note = (
+        "note: training refuses rows as long as that: data.tokens_per_update=2000 cannot hold data.row_multiple=8 rows"
+    )
+    options = {"data.max_source_length": 250, "data.max_target_length": 250}
+    assert note not in described("transformer_tiny", **options, **{"data.tokens_per_update": 2_000})[0]
+    options["data.max_target_length"] = 251
+    assert f"{note} of 251 tokens: " in described("transformer_tiny", **options, **{"data.tokens_per_update": 2_000})[0]
 
 
 @pytest.mark.usefixtures("without_memory")

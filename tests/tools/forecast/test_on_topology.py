@@ -216,6 +216,13 @@ def test_a_mesh_that_the_slice_does_not_have_is_refused():
         list(describe_topology(small(**{"mesh.fsdp": 3}), None, "v5e:2x2", 0.0))
 
 
+@needs_libtpu
+def test_lengths_are_chosen_for_as_many_rows_as_training_has():
+    limits = {"data.max_source_length": 1_000, "data.max_target_length": 1_000, "data.tokens_per_update": 16_000}
+    lines = describe_topology(small(**limits), None, "v5e:4x4", 0.0)  # 16 rows of 1,024 would not fit, 8 would
+    assert next(each for each in lines if "update:" in each) == "\nupdate: 16 full rows of 1,000 + 1,000, 1 for a chip"
+
+
 def pretended(count):
     device = dataclasses.make_dataclass("Device", ["platform", "device_kind"])("tpu", "TPU v5 lite")
     return Topology(f"v5e:{count}", CHIPS["v5e"], [device] * count)

@@ -71,8 +71,10 @@ def test_a_slice_is_named_by_its_shape_or_by_its_type_and_gpus_by_their_number(n
 
 
 @pytest.mark.parametrize(
-    "name", ["", "v5e", "v9:2x2", "v5e:16", "v5e:16x16x1", "v5e:0x4", "v6e:32x32", "v5litepod-24", "v5p-9", "v5e:-4"]
-)
+    "name",
+    ["", "8", "-8", "v5e", "v9:2x2", "v5e:16", "v5e:16x16x1", "v5e:0x4", "v6e:32x32", "v5litepod-24", "v5p-9", "v5e:-4",
+     "v6e-²"],
+)  # fmt: skip
 def test_other_names_are_answered_with_the_families_and_an_example(name):
     with pytest.raises(UserError, match=r"the families are v4, v5e, v5p, v6e: .*v5e:16x16"):
         open_topology(name)

@@ -107,6 +107,16 @@ def test_padding_past_the_vocabulary_is_past_it_still(tmp_path, past, expected):
     assert tokenizer.extended(TOKENS, rows, 99).symbols.pad == expected
 
 
+def test_a_tokenizer_json_whose_ids_have_gaps_is_one_line(tmp_path):
+    stored = small_runs.t5(tmp_path / "run") / "tokenizer" / "target.json"
+    content = json.loads(stored.read_text())
+    vocabulary = {"type": "WordLevel", "vocab": {"<unk>": 0, "a": 1, "b": 3}, "unk_token": "<unk>"}
+    theirs = json.loads(content["content"]) | {"model": vocabulary, "added_tokens": []}
+    tokenizer = FastTokenizer(json.dumps(theirs), content["symbols"])
+    with pytest.raises(UserError, match="its ids have gaps below 4, so '<name>' would get id 3"):
+        tokenizer.extended(TOKENS, 4, 9)
+
+
 def test_what_was_extended_can_be_extended_and_pruned(runs, tmp_path):
     name, _, extended, _ = runs
     extend(str(extended), str(tmp_path / "twice"), [write_lines(tmp_path / "tokens", ["dogfish"])])

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
+from jformer.data.tokenizers.lists import ByteTokenizer
 from jformer.errors import UserError
-from jformer.inference.answers import Attended, Choice, Request
+from jformer.inference.answers import Attended, Choice, Request, check_texts
 from jformer.inference.predict import load
 from jformer.tools.server.app import make_server
 from jformer.tools.server.engine import Engine
@@ -116,6 +117,14 @@ def test_warming_up_tells_nothing_of_how_long_outputs_are(predictor):
     assert not predictor._search.outputs_are_short
     Engine(predictor, LIMITS).warm_up()
     assert (predictor._search.outputs_are_short, dict(predictor.counts)) == (True, {})
+
+
+def test_a_vocabulary_of_bytes_is_warmed_up_with_texts(predictor, monkeypatch):
+    warmed = []
+    monkeypatch.setattr(predictor, "tokenizers", (ByteTokenizer("identity"),) * 2)
+    monkeypatch.setattr(predictor, "generate", lambda texts: warmed.extend(check_texts(texts, "", one_line=True)))
+    Engine(predictor, LIMITS).warm_up()
+    assert max(map(len, warmed)) > 20
 
 
 def test_health_says_what_is_served(port):
