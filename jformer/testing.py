@@ -100,7 +100,10 @@ def check_task(make: MakeTask, config: DataConfig, pairs: Sequence[Pair], family
         pairs: a few dozen examples.
         family: the model family to train.
     """
-    task = make(config, label_smoothing=0.0, scores=(), tokenize="13a", lowercase=False)
+    task = make(
+        config, label_smoothing=0.0, scores=(), tokenize="13a", lowercase=False, crf=False, family=family,
+        temperature=OptimConfig.temperature, symmetric=False,
+    )  # fmt: skip
     split = Split("train", fingerprint(list(pairs)), lambda counts: iter(pairs), size=len(pairs))
     with TemporaryDirectory() as folder:
         tokenizers = learn_tokenizers(epath.Path(folder) / "tokenizer", config, [split], task.vocabularies)

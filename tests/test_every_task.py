@@ -626,6 +626,15 @@ def test_embeddings_begin_with_word_vectors_and_say_how_many(texts, tmp_path, ca
             {"train.source_vectors": "x", "train.target_vectors": "y"},
             "a shared embedding can start from one of them only",
         ),
+        (
+            {
+                "task": "embed",
+                "model.shared_embedding": False,
+                "train.source_vectors": "x",
+                "train.target_vectors": "y",
+            },
+            "a shared embedding can start from one of them only",
+        ),
         ({"model.family": "decoder", "task": "lm", "model.positions": "learned"}, None),
         ({"model.positions": "learned", "data.max_target_length": 600}, "is below the 600 tokens that data allows"),
     ],

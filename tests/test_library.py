@@ -22,6 +22,8 @@ from jformer.data.tokenizers import learn
 from jformer.decoding.decode_config import DecodeConfig, DecodeOptions
 from jformer.errors import UserError
 from jformer.inference.predict import Predictor
+from jformer.models.lora import merged
+from jformer.models.lora_config import LoraConfig
 from jformer.tasks.build import build_sized, build_task
 from jformer.tasks.sums import Sum
 from tests import small_run
@@ -143,6 +145,23 @@ def test_a_language_model_goes_on_from_a_prompt_as_its_logits_say():
     assert alone.tokens.shape == (1, 1, 2)
 
 
+def test_a_search_is_of_the_model_with_its_interventions_and_adapters():
+    sizes = {"vocab_size": 9, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2}
+    plain, lora = jformer.ModelConfig("decoder", **sizes), LoraConfig(rank=2)
+    adapted = jformer.build_model(dataclasses.replace(plain, lora=lora))
+    params = jax.tree.map(lambda leaf: leaf + jnp.sin(jnp.arange(leaf.size)).reshape(leaf.shape),
+                          jformer.init_params(adapted, jax.random.key(1)))  # fmt: skip
+
+    def search(model, params):
+        return jax.jit(lambda params: jformer.search(model, params, {}, 3, beam_size=1))(params)
+
+    found, expected = search(adapted, params), search(jformer.build_model(plain), merged(lora, params))
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+    always = jformer.intervene(adapted, {"logits": lambda x, _: x.at[..., 5].set(99.0)})
+    assert (search(always, params).tokens[:, 0] == 5).all()
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Train the small run for a few updates by the library."""
@@ -245,13 +264,28 @@ def test_a_search_of_ids_refuses_attention_and_positions_that_the_model_lacks(ro
         jformer.search(model, {}, {}, room, prompt=np.array([[1, 4, 5]]), **option)
 
 
+@dataclasses.dataclass
+class Unhashable:
+    """A loss that cannot be a key of a cache, and lacks what is minimized."""
+
+    def __call__(self, hidden, project, batch):
+        return {"nll": Sum(0.0, 1.0)}
+
+
 def test_what_is_no_search_and_no_batch_is_one_line():
     sizes = {"vocab_size": 16, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2}
-    for prompt, wrong in (([[1], []], "row 1 has no token"), ([[1, 500]], "the token id 500 is outside")):
+    shapes = "give a list of token ids for each row"
+    for prompt, wrong in (
+        ([[1], []], "row 1 has no token"), ([[1, 500]], "the token id 500 is outside"), ([], shapes),
+        (np.array([1, 5, 6]), shapes), (np.ones((0, 3), int), shapes), (np.array(1), shapes),
+    ):  # fmt: skip
         with pytest.raises(jformer.UserError, match=f"prompt: {wrong}"):
             jformer.search(jformer.build_model(jformer.ModelConfig(**sizes)), {}, {}, 4, prompt=prompt)
     with pytest.raises(jformer.UserError, match=r"which model\.family='encoder' does not"):
         jformer.search(jformer.build_model(jformer.ModelConfig(family="encoder", **sizes)), {}, {}, 4)
+    vectors = jformer.build_model(jformer.ModelConfig(**sizes).with_vectors())
+    with pytest.raises(jformer.UserError, match=r"which model\.head\.vectors=True does not"):
+        jformer.search(vectors, {}, {}, 4)
     with pytest.raises(jformer.UserError, match="room=0 must be at least 1"):
         jformer.search(jformer.build_model(jformer.ModelConfig(**sizes)), {}, {}, 0)
     config = jformer.ModelConfig(**sizes)
@@ -259,10 +293,12 @@ def test_what_is_no_search_and_no_batch_is_one_line():
     with pytest.raises(jformer.UserError, match=r"model\.recurrent: give a .*\.RecurrentConfig, not a dict"):
         config.check()
     model = jformer.build_model(jformer.ModelConfig(**sizes))
-    lossless, batch = jformer.make_loss(model, lambda *_: {"nll": Sum(0.0, 1.0)}), jformer.make_batch([[4]], [[4]])
     params = jax.eval_shape(lambda: jformer.init_params(model, jax.random.key(0)))
-    with pytest.raises(jformer.UserError, match=r"its sums lack 'loss', a jformer\.tasks\.sums\.Sum to minimize"):
-        jax.eval_shape(lambda params: lossless(params, batch, None), params)
+    batch = jformer.make_batch([[4]], [[4]])
+    for r_drop, key in ((0.0, None), (1.0, jax.random.key(0))):
+        lossless = jformer.make_loss(model, Unhashable(), r_drop)
+        with pytest.raises(jformer.UserError, match=r"its sums lack 'loss', a jformer\.tasks\.sums\.Sum to minimize"):
+            jax.eval_shape(lambda params, lossless=lossless, key=key: lossless(params, batch, key), params)
     with pytest.raises(jformer.UserError, match="source: give a list of token ids for each row"):
         jformer.make_batch([4, 5])
     with pytest.raises(jformer.UserError, match="source: token ids are integers"):

@@ -49,6 +49,13 @@ def test_built_in_tasks_pass(name):
     testing.check_task(TASKS[name], config, pairs, FAMILIES.get(name, "encdec"))
 
 
+def test_a_task_is_given_what_a_run_gives_it():
+    def mine(data, *, label_smoothing, scores, tokenize, lowercase, crf, family, temperature, symmetric):
+        return TASKS["embed"](data, label_smoothing=0.0, family=family, temperature=temperature, symmetric=symmetric)
+
+    testing.check_task(mine, make_task("embed")[1], PAIRS["embed"], "decoder")
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_built_in_schedules_pass(name):
     testing.check_schedule(SCHEDULES[name])

@@ -277,7 +277,7 @@ def _check_task(config: Config) -> None:
     for side in ("source", "target"):
         if getattr(train, f"{side}_vectors") and side not in _embedded(config):
             raise UserError(f"train.{side}_vectors: model.family={model.family!r} embeds no {side} tokens")
-    if train.source_vectors and train.target_vectors and model.shared_embedding:
+    if train.source_vectors and train.target_vectors and (model.shared_embedding or config.task == "embed"):
         raise UserError(
             "train.source_vectors and train.target_vectors: a shared embedding can start from one of them only"
         )

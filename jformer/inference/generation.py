@@ -205,8 +205,9 @@ def search_ids(
     Raises:
         UserError: for a model that writes no text, options that cannot work together, and those of texts and files.
     """
-    if not hasattr(model, "extend"):
-        raise UserError(f"jformer.search writes text, which model.family={model.config.family!r} does not")
+    if not model.config.decodes:
+        kind = "head.vectors=True" if model.config.head.vectors else f"family={model.config.family!r}"
+        raise UserError(f"jformer.search writes text, which model.{kind} does not")
     if room < 1:
         raise UserError(f"room={room} must be at least 1: it is the maximum number of tokens of an output")
     settings: DecodeConfig = build_section(DecodeConfig, options, "decode.")
@@ -220,8 +221,9 @@ def search_ids(
     refuse_without_attention(settings, model.config)
     symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
     arrays: Any = batch.values()
+    prompt = None if prompt is None else padded_behind(prompt, symbols.pad)
     rows = max(map(len, arrays), default=1 if prompt is None else len(prompt))
-    prompt = jnp.full((rows, 1), symbols.bos, jnp.int32) if prompt is None else padded_behind(prompt, symbols.pad)
+    prompt = jnp.full((rows, 1), symbols.bos, jnp.int32) if prompt is None else prompt
     if len(prompt) != rows:
         raise UserError(f"a prompt of {len(prompt)} rows for a batch of {rows}: give one to each row")
     if not isinstance(prompt, jax.core.Tracer) and prompt.is_fully_addressable:
@@ -258,10 +260,14 @@ def padded_behind(rows: Int[Array, "b p"] | Sequence[Sequence[int]], pad: int) -
 
     >>> padded_behind(jnp.array([[0, 0, 7], [8, 9, 0]]), pad=0).tolist(), padded_behind([[7], [8, 9]], pad=0).tolist()
     ([[7, 0, 0], [8, 9, 0]], [[7, 0], [8, 9]])
+
+    Raises UserError for other shapes, and where there is no row.
     """
-    if not hasattr(rows, "shape"):
-        if not all(hasattr(row, "__len__") for row in rows):
-            raise UserError("prompt: give a list of token ids for each row, or an array [b p] of them")
+    shape = getattr(rows, "shape", None)
+    fits = all(hasattr(row, "__len__") for row in rows) if shape is None else len(shape) == 2
+    if not fits or not len(rows):
+        raise UserError("prompt: give a list of token ids for each row, or an array [b p] of them")
+    if shape is None:
         width = max(map(len, rows), default=0)
         return jnp.array([[*row, *[pad] * (width - len(row))] for row in rows], jnp.int32)
     tokens = jnp.asarray(rows)

@@ -306,7 +306,7 @@ def _searches(subject: Subject) -> bool:
 
 
 def _decodes(subject: Subject) -> bool:
-    return subject.model.config.family in ("encdec", "decoder") and not subject.model.config.head.vectors
+    return subject.model.config.decodes
 
 
 def _one_pass(subject: Subject) -> bool:

@@ -57,14 +57,15 @@ class Intervened:
 
     def apply(self, variables: PyTree, *args: PyTree, **options: object) -> PyTree:
         """Apply a method of the base, with the interventions."""
-        with nn.intercept_methods(_Visitor(self._replaced)):
+        with nn.intercept_methods(_Visitor(self.replace)):
             return self.base.apply(variables, *args, **options)
 
     def cross_weights(self, intermediates: PyTree) -> Array:
         """Return the attention weights that the base reads from its intermediates."""
         return cast(Any, self.base).cross_weights(intermediates)
 
-    def _replaced(self, name: str, value: Array, layer: Array | int, module: nn.Module) -> Array:
+    def replace(self, name: str, value: Array, layer: Array | int, module: nn.Module) -> Array:
+        """Return what the interventions make of an activation, for `_Visitor`."""
         for pattern, intervention in self.interventions:
             if fnmatchcase(name, pattern):
                 new = jnp.asarray(intervention(value, layer), value.dtype)
@@ -83,10 +84,9 @@ def intervene(model: Model, interventions: Mapping[str, Intervention]) -> Interv
     """
     if before := interventions_of(model):
         model = cast(Intervened, model).base
-    known = _replaceable(model)
     for pattern, intervention in interventions.items():
-        _refuse_unknown(pattern, known)
-        depth = max(_depth(model.config, name) for name in known if fnmatchcase(name, pattern))
+        _refuse_unknown(pattern, _replaceable(model))
+        depth = _depth(model, pattern)
         if not 0 <= (number := getattr(intervention, "layer_number", 0)) < depth:
             raise UserError(f"at_layer({number}) in {pattern!r}: its layers are 0 to {depth - 1}")
     return Intervened(model, (*before, *interventions.items()))
@@ -98,10 +98,10 @@ def interventions_of(model: Model) -> tuple[tuple[str, Intervention], ...]:
 
 
 def intervened_as(other: Model, model: Model) -> Model:
-    """Return a model with the interventions that another one has; raise UserError as `intervene` does."""
-    for name, intervention in interventions_of(other):
-        model = intervene(model, {name: intervention})
-    return model
+    """Return a model with the interventions that another one has, but for those in parts that it lacks itself."""
+    found = interventions_of(other)
+    kept = tuple(each for each in found if getattr(each[1], "layer_number", 0) < _depth(model, each[0]))
+    return Intervened(model, kept) if kept else model
 
 
 def at_layer(number: int, intervention: Intervention) -> Intervention:
@@ -118,11 +118,15 @@ class _AtLayer:
         return jnp.where(layer == self.layer_number, self.intervention(value, layer), value)
 
 
-def _depth(config: ModelConfig, name: str) -> int:
-    """Return the number of layers that have an activation."""
-    if STACKED not in name.split("/"):
-        return 1
-    return config.decoder_layers if name.startswith("decoder/") else config.num_layers
+def _depth(model: Model, pattern: str) -> int:
+    """Return the number of layers that have an activation of a name; 0 if nothing is named so."""
+
+    def layers(name: str) -> int:
+        if STACKED not in name.split("/"):
+            return 1
+        return model.config.decoder_layers if name.startswith("decoder/") else model.config.num_layers
+
+    return max((layers(name) for name in _replaceable(model) if fnmatchcase(name, pattern)), default=0)
 
 
 def activations(model: Model, params: PyTree, batch: Batch, names: str | Sequence[str] = "*") -> dict[str, Array]:
@@ -132,10 +136,16 @@ def activations(model: Model, params: PyTree, batch: Batch, names: str | Sequenc
     """
     seen: dict[str, Array] = {}
     names = [names] if isinstance(names, str) else [*names]
-    with nn.intercept_methods(_Visitor(_recorded)):
+    replaced = model if isinstance(model, Intervened) else Intervened(model, ())
+
+    def visit(name: str, value: Array, layer: Array | int, module: nn.Module) -> Array:
+        # One visitor for both: of two, the outer one would see what a projection reads before the inner one.
+        return _recorded(name, replaced.replace(name, value, layer, module), layer, module)
+
+    with nn.intercept_methods(_Visitor(visit)):
         variables, mutable = {"params": params}, ["intermediates"]
-        hidden, of_hidden = model.apply(variables, batch, method="hidden", mutable=mutable)
-        _, of_logits = model.apply(variables, hidden, method="logits", mutable=mutable)
+        hidden, of_hidden = replaced.base.apply(variables, batch, method="hidden", mutable=mutable)
+        _, of_logits = replaced.base.apply(variables, hidden, method="logits", mutable=mutable)
     for found in (of_hidden, of_logits):
         seen |= {name: value for name, (value,) in flatten_dict(found.get("intermediates", {}), sep="/").items()}
     for pattern in names:

@@ -168,6 +168,11 @@ class ModelConfig:
         return dataclasses.replace(self, lora=LoraConfig())
 
     @property
+    def decodes(self) -> bool:
+        """Whether the model writes tokens one after another, with a cache."""
+        return self.family in ("encdec", "decoder") and not self.head.vectors
+
+    @property
     def pooled(self) -> bool:
         """Whether a classifier reads one vector of a text, or the vector is the answer."""
         return bool(self.head.num_classes or self.head.vectors) and self.head.pooling != "none"

@@ -73,16 +73,22 @@ class Task(NamedTuple):
         return self.answer in ("", MASKS)
 
 
-@functools.lru_cache(KEPT)
 def make_loss(model: Model, task_loss: TaskLoss, r_drop: float = 0.0) -> LossFn:
     """Join a model and a task's loss, which sees hidden states and the projection, never a model.
 
     `r_drop` is alpha of R-Drop (Liang et al. 2021, equation 4), in training: the mean loss of two passes with
     independent dropout, plus alpha/2 times the mean of their divergences KL(p‖q) and KL(q‖p). That is half of the
     paper's loss, so that alpha 0 has the gradient of one pass. Losses are cached by model, task loss and alpha, so that
-    a later run reuses compiled programs.
+    a later run reuses compiled programs; a task loss that is not hashable is joined anew.
     """
+    try:
+        return _joined(model, task_loss, r_drop)
+    except TypeError:
+        return _joined.__wrapped__(model, task_loss, r_drop)
 
+
+@functools.lru_cache(KEPT)
+def _joined(model: Model, task_loss: TaskLoss, r_drop: float) -> LossFn:
     def loss(params: PyTree, batch: Batch, key: Key[Array, ""] | None) -> Sums:
         def project(hidden: Array) -> Array:
             return model.apply({"params": params}, hidden, method="logits")
@@ -91,14 +97,16 @@ def make_loss(model: Model, task_loss: TaskLoss, r_drop: float = 0.0) -> LossFn:
             rngs = {} if key is None else {"dropout": key}
             return model.apply({"params": params}, batch, key is not None, rngs=rngs, method="hidden")
 
-        if key is None or not r_drop:
-            sums = task_loss(hidden(key), project, batch)
+        def sums_of(states: Array) -> Sums:
+            sums = task_loss(states, project, batch)
             if "loss" not in sums:
                 raise UserError("a loss of your own: its sums lack 'loss', a jformer.tasks.sums.Sum to minimize")
             return sums
+
+        if key is None or not r_drop:
+            return sums_of(hidden(key))
         first, second = map(hidden, jax.random.split(key))
-        losses = (task_loss(each, project, batch) for each in (first, second))
-        sums = jax.tree.map(lambda a, b: (a + b) / 2, *losses)
+        sums = jax.tree.map(lambda a, b: (a + b) / 2, sums_of(first), sums_of(second))
         apart = divergence(first, second, project, batch["weights"])
         return {**sums, "loss": Sum(sums["loss"].total + r_drop / 4 * apart, sums["loss"].count)}
 

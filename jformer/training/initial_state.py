@@ -132,6 +132,7 @@ def put_vectors(
         if path:
             matched = match(tokenizer.tokens, Path(path).expanduser(), model.embedding_size)
             name = table_of(model, side)
+            name = name if name in params else "source_embedding"  # both texts of task embed are read by an encoder
             table = params[name]["embedding"].at[matched.ids].set(jnp.asarray(matched.vectors))
             params = {**params, name: {**params[name], "embedding": table}}
             notes.append(f"{name}: {matched.coverage}")

@@ -63,18 +63,26 @@ class Progress:
 
 def create_state(params: PyTree, tx: optax.GradientTransformation, ema: bool, base: tuple[str, ...] = ()) -> TrainState:
     """Return the state before the first update; `base` names the parameters that its checkpoints leave out."""
-    zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]  # three buffers, as a donated state may not share any
-    names = parameter_names(params)
-    copy = jax.tree.map(lambda name, leaf: None if name in base else jnp.copy(leaf), names, params) if ema else None
-    return TrainState(
-        step=zeros[0],
+    zero, names = jnp.zeros((), jnp.int32), parameter_names(params)
+    average = jax.tree.map(lambda name, leaf: None if name in base else leaf, names, params) if ema else None
+    state = TrainState(
+        step=zero,
         params=params,
         opt_state=tx.init(params),
-        ema=copy,
-        skipped=zeros[1],
-        skipped_in_row=zeros[2],
+        ema=average,
+        skipped=zero,
+        skipped_in_row=zero,
         base=base,
     )
+    met = set[int]()
+
+    def alone(leaf: Any) -> Any:
+        """Return a leaf, or a copy of one met before: a donated state shares none, and some optimizers keep params."""
+        again = id(leaf) in met
+        met.add(id(leaf))
+        return jnp.copy(leaf) if again else leaf
+
+    return jax.tree.map(alone, state)
 
 
 def as_items(state: TrainState) -> dict[str, PyTree]:

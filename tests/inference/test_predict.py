@@ -146,6 +146,8 @@ def test_vectors_have_all_interventions_and_their_inputs_are_counted(tiny):
     changed.forget()
     assert not changed.counts
     assert not changed.embedder.counts
+    beyond = {"decoder/block/cross_attn/heads": lambda x, _: 0 * x, "logits": lambda x, _: 0 * x}
+    np.testing.assert_array_equal(changed.intervene(beyond).embed(["b"]), changed.embed(["b"]))
 
 
 def test_output_is_no_longer_than_the_source_and_the_extra(predictor):

@@ -92,6 +92,9 @@ def test_activations_are_those_with_adapters_and_after_interventions(tiny):
     doubled = intervene(model, {"encoder/block/output": at_layer(1, lambda x, _: 2 * x)})
     after = recorded(doubled, params, batch, "encoder/*output")
     np.testing.assert_array_equal(after["encoder/block/output"][1], after["encoder/output"])
+    read = "*/self_attn/heads", "*/feed_forward/units"  # what projections read
+    ones = intervene(model, dict.fromkeys(read, lambda x, _: 0 * x + 1.0))
+    assert all((value == 1).all() for value in recorded(ones, params, batch, *read).values())
 
 
 @pytest.mark.parametrize("name", ["encoder/block/output", "encoder/block/self_attn/heads"])

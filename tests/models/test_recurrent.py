@@ -11,6 +11,7 @@ from jformer.errors import UserError
 from jformer.inference.forced_pass import watched_pass
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.head_config import HeadConfig
+from jformer.models.layers import recurrent_stack
 from jformer.models.layers.recurrent_cells import CELLS, GATES, STATES, RecurrentLayer, run_cell
 from jformer.models.recurrent_config import RecurrentConfig
 from tests.conftest import draw_params, make_batch, run
@@ -131,6 +132,12 @@ def test_a_reversed_source_gives_the_same_as_reading_it_reversed():
     for row, length in enumerate((7, 5)):
         flipped["source"][row, :length] = batch["source"][row, :length][::-1]
     np.testing.assert_array_equal(run(forwards, params, flipped), run(backwards, params, batch))
+
+
+def test_the_tokens_of_a_row_are_reversed_wherever_its_padding_is():
+    real = jnp.array([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 1, 1, 0], [0] * 5], bool)
+    found = recurrent_stack.reverse(jnp.where(real, jnp.arange(5), 9), real)
+    assert found.tolist() == [[9, 9, 4, 3, 2], [1, 0, 9, 9, 9], [9, 3, 2, 1, 9], [9] * 5]
 
 
 @pytest.mark.slow

@@ -57,6 +57,12 @@ def test_the_same_seed_gives_the_same_vectors(trained):
     assert not np.array_equal(vectors(0), vectors(1))
 
 
+def test_the_lowest_rates_differ_too(trained):
+    learned = [train_vectors([trained[0]], SkipGramOptions(size=8, epochs=1, rate=rate), log=print)[1]
+               for rate in (1e-5, 5e-5)]  # fmt: skip
+    assert not np.array_equal(*learned)
+
+
 def test_all_of_a_long_line_is_trained_on(tmp_path):
     (tmp_path / "text").write_text("a b " * 5_000 + "c d " * 1_000)  # gensim drops what follows the first 10,000 words
     options = SkipGramOptions(size=4, epochs=2, sample=1)

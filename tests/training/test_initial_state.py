@@ -31,6 +31,18 @@ def test_vectors_have_the_size_of_a_recurrent_models_embedding(tmp_path):
         put_vectors(config.train, wider, (words, words), params)
 
 
+def test_vectors_of_either_text_of_a_pair_go_into_the_table_that_reads_both(tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_text("sea 1 2 3 4\n")
+    words = learn("word", ["calm sea"], 10, "identity", False)
+    model = {"shared_embedding": False, "d_model": 4, "num_heads": 1}
+    for side in ("source", "target"):
+        config = resolve({"task": "embed", "model": model, "train": {f"{side}_vectors": str(path)}})
+        blank = {"source_embedding": {"embedding": jnp.zeros((words.vocab_size, 4))}}  # of an encoder alone
+        params, _ = put_vectors(config.train, config.model, (words, words), blank)
+        assert params["source_embedding"]["embedding"][words.tokens.index("sea")].tolist() == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("value", [0.0, jnp.nan, jnp.inf])
 def test_inherited_parameters_are_finite(monkeypatch, value):
     fresh = {"embedding": {"embedding": jnp.zeros((4, 3))}}

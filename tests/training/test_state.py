@@ -1,6 +1,7 @@
 """All of a state is in its checkpoint, also what was added to it later."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,19 @@ def test_every_field_of_a_state_is_saved_and_comes_back():
     back = from_items(blank, items)
     assert float(back.loss_scale) == 512
     jax.tree.map(np.testing.assert_array_equal, back, larger)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_new_state_can_be_donated_whatever_its_optimizer_keeps(compiled):
+    def keep(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return params, zeros, zeros
+
+    tx = optax.GradientTransformation(keep, optax.identity().update)
+    create = functools.partial(create_state, tx=tx, ema=True)
+    state = (jax.jit(create) if compiled else create)({"w": jnp.arange(3.0)})
+    after = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state), donate_argnums=0)(state)
+    assert after.opt_state[0]["w"].tolist() == after.ema["w"].tolist() == after.params["w"].tolist() == [1, 2, 3]
 
 
 def test_progress_of_another_version_is_refused_with_the_name_of_its_checkpoint():

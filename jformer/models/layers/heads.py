@@ -64,7 +64,7 @@ class Pooler(nn.Module):
     ) -> Float[Array, "b t d"]:
         """Take the first, last or final of the real positions, or their mean (t = 1), or all; project, and drop out.
 
-        The real positions of a row are contiguous, after those of other texts.
+        The real positions of a row are contiguous, after those of other texts or padding.
         """
         c = self.config
         if c.head.pooling == "mean":
@@ -75,7 +75,8 @@ class Pooler(nn.Module):
             first, x = x, jnp.take_along_axis(x, last.clip(0), axis=1)  # [b s d] → [b 1 d]
             if c.head.pooling == "final" and c.recurrent.bidirectional:  # the other direction ends at the first token
                 x = jnp.concatenate([x[..., : c.d_model], first[:, :1, c.d_model :]], axis=-1)
-        elif c.head.vectors:  # texts may share a row
+        elif c.head.vectors or (c.head.pooling == "first" and c.execution.rows != "one_text"):
+            # Texts may share a row, or have padding in front.
             x = jnp.take_along_axis(x, real.argmax(axis=1)[:, None, None], axis=1)
         x = (x if c.head.pooling == "none" else x[:, :1]).astype(c.dtype)
         if c.head.pooler:

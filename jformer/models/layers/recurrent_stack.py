@@ -58,10 +58,10 @@ def tokens_in(
 
 
 def reverse(x: Array, real: Bool[Array, "b s"]) -> Array:
-    """Return x [b s ·] with the real positions of every row, which come first, in reverse order."""
+    """Return x [b s ·] with the real positions of every row, which are contiguous, in reverse order."""
     positions = jnp.arange(x.shape[1])
-    lengths = real.sum(axis=1, keepdims=True)
-    order = jnp.where(positions < lengths, lengths - 1 - positions, positions)
+    ends = 2 * real.argmax(axis=1, keepdims=True) + real.sum(axis=1, keepdims=True) - 1  # first + last of them
+    order = jnp.where(real, ends - positions, positions)
     return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), axis=1)
 
 

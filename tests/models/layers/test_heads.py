@@ -33,6 +33,15 @@ def test_pooling_ignores_padding(pooling):
     np.testing.assert_allclose(found[:, 0], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("pooling", ["first", "last", "mean"])
+def test_padding_may_come_first(pooling):
+    x, behind = states()[:1], REAL[:1]
+    config = ModelConfig(d_model=D, head=HeadConfig(num_classes=3, pooling=pooling))
+    expected = Pooler(config).apply({}, x, behind, None)
+    found = Pooler(config).apply({}, jnp.roll(x, 2, axis=1), jnp.roll(behind, 2, axis=1), None)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_the_mean_of_a_row_of_padding_is_zero():
     x, nothing = states()[:1], jnp.zeros((1, 5), bool)
     config = ModelConfig(d_model=D, head=HeadConfig(num_classes=3, pooling="mean"))
