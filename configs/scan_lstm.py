@@ -7,7 +7,7 @@ Data:     generated from the grammar; the simple split is a random fifth held ou
 Model:    an LSTM encoder-decoder of 2 + 2 layers of 200, dropout 0.5, without attention.
 Command:  python -m jformer.main --config=configs/scan_lstm.py --workdir=runs/scan_lstm
 Expected: 99.79 ± 0.40 % of the simple split's test commands (three seeds, the average of the last five checkpoints),
-          33 to 59 minutes of a CPU core; of the length split's 14.6 %, of the jump split's 0.23 % (one seed each).
+          32 to 59 minutes of a CPU core; of the length split's 14.6 %, of the jump split's 0.23 % (one seed each).
 """
 
 from ml_collections import ConfigDict

@@ -51,9 +51,10 @@ def test_built_in_tasks_pass(name):
 
 def test_a_task_is_given_what_a_run_gives_it():
     def mine(data, *, label_smoothing, scores, tokenize, lowercase, crf, family, temperature, symmetric):
-        return TASKS["embed"](data, label_smoothing=0.0, family=family, temperature=temperature, symmetric=symmetric)
+        assert (family, crf, temperature, symmetric) == ("decoder", False, 0.05, False)
+        return TASKS["lm"](data, label_smoothing=label_smoothing)
 
-    testing.check_task(mine, make_task("embed")[1], PAIRS["embed"], "decoder")
+    testing.check_task(mine, make_task("lm")[1], [Pair("", text) for text in TEXTS], "decoder")
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

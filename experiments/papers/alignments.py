@@ -115,7 +115,9 @@ def agreement(predictor: Predictor, pairs: Sequence[Pair], linked: Linker) -> np
         same = same + (of_words.argmax(-1) == linked(source, target)).sum(-1)
         count += len(target)
     if not count:
-        raise SystemExit(f"{WORKDIR.value}: none of its pieces begins a word with {WORD}: take a run of BPE or unigram")
+        raise SystemExit(
+            f"{WORKDIR.value}: no pair has whole words that begin with {WORD}: take a run of BPE or unigram"
+        )
     return same / count
 
 

@@ -79,6 +79,8 @@ def back_translate(folder: Path, seed: int) -> float:
     into_english = {"data.source_language": "de", "data.target_language": "en"}
     minutes = trained(folder, "reverse", seed, REVERSE.value, into_english).minutes
     started = time.monotonic()
+    if all((folder / f"{kind}-{seed}" / "results.json").exists() for kind in (BACK, TAGGED)):
+        return minutes  # both have read them
     words = ["--mode=predict", "--resume", f"--workdir={reverse}"]
     if code := front.main(["jformer", *words, f"--input={folder / 'alone.de'}", f"--output={written}"]):
         raise SystemExit(code)

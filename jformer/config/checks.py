@@ -279,7 +279,8 @@ def _check_task(config: Config) -> None:
             raise UserError(f"train.{side}_vectors: model.family={model.family!r} embeds no {side} tokens")
     if train.source_vectors and train.target_vectors and (model.shared_embedding or config.task == "embed"):
         raise UserError(
-            "train.source_vectors and train.target_vectors: a shared embedding can start from one of them only"
+            "train.source_vectors and train.target_vectors: one table, as shared by both sides or of task='embed', can "
+            "start from one of them only"
         )
 
 

@@ -32,7 +32,7 @@ def load_module(path: Path, flag: str) -> ModuleType:
         hint = f": name a file, or a config that comes with jformer ({nearest(path.stem, known)})" if known else ""
         raise UserError(f"--{flag}={path}: no such Python file{hint}")
     module = importlib.util.module_from_spec(spec)
-    with _blaming(path, flag):
+    with blaming(path, flag):
         spec.loader.exec_module(module)
     return module
 
@@ -48,7 +48,7 @@ def run_config_file(path: Path) -> ConfigDict:
     module = load_module(bundled if not path.is_file() and bundled.is_file() else path, "config")
     if not hasattr(module, "get_config"):
         raise UserError(f"--config={path}: has no get_config()")
-    with _blaming(path, "config"):
+    with blaming(path, "config"):
         config = module.get_config()
     if not isinstance(config, ConfigDict):
         found = "nothing" if config is None else f"a {type(config).__name__}, not a config"
@@ -58,7 +58,7 @@ def run_config_file(path: Path) -> ConfigDict:
 
 
 @contextlib.contextmanager
-def _blaming(path: Path, flag: str) -> Iterator[None]:
+def blaming(path: Path, flag: str) -> Iterator[None]:
     """Turn any exception of a user's file, SystemExit included, into a UserError that names its line."""
     try:
         yield

@@ -89,7 +89,7 @@ def own_folder(name: str, within: Path | None = None) -> Path | None:
     """
     folder = Path(within or here(), name)
     try:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o777 if within else 0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         for each, written_by in ((folder, stat.S_IWGRP | stat.S_IWOTH), (folder.parent, stat.S_IWOTH)):
             about = each.lstat()

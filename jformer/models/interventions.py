@@ -98,8 +98,14 @@ def interventions_of(model: Model) -> tuple[tuple[str, Intervention], ...]:
 
 
 def intervened_as(other: Model, model: Model) -> Model:
-    """Return a model with the interventions that another one has, but for those in parts that it lacks itself."""
+    """Return a model with the interventions that another one has, but for those in parts that it lacks itself.
+
+    Raises UserError for one in a pooler, whose activations have other names in a model of vectors.
+    """
     found = interventions_of(other)
+    for pattern, _ in found:
+        if pattern.startswith("pooler/"):
+            _refuse_unknown(pattern, _replaceable(model))
     kept = tuple(each for each in found if getattr(each[1], "layer_number", 0) < _depth(model, each[0]))
     return Intervened(model, kept) if kept else model
 

@@ -145,8 +145,8 @@ def train_vectors(
     # One worker: with several, the order of updates and so the vectors depend on how threads are scheduled.
     model = Word2Vec(
         sg=1, hs=0, vector_size=options.size, window=options.window, negative=options.negatives, sample=sample,
-        min_count=options.min_count, alpha=options.rate, min_alpha=min(1e-4, options.rate / 250), seed=options.seed,
-        workers=1,
+        min_count=options.min_count, alpha=options.rate, min_alpha=1e-4 if options.rate > 1e-4 else options.rate / 250,
+        seed=options.seed, workers=1,
     )  # fmt: skip
     model.build_vocab_from_freq(frequent)
     model.train(

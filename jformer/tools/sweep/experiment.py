@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jformer.config.config_files import as_flags, load_module, parse_keys, run_config_file, with_keys
+from jformer.config.config_files import as_flags, blaming, load_module, parse_keys, run_config_file, with_keys
 from jformer.config.options import LOWER_IS_BETTER, SCORES, TEST_SCORES, Config, final_scores
 from jformer.errors import UserError, check_choice, nearest
 from jformer.tools.sweep.space import Overrides
@@ -125,7 +125,7 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
         value = getattr(module, name, None)
         if value is None and name in ("BASE", "METRIC"):
             raise UserError(f"{path}: {name} is missing, a string such as {example!r}")
-        if value is not None and not isinstance(value, KINDS[type(example)]):
+        if hasattr(module, name) and not isinstance(value, KINDS[type(example)]):
             raise UserError(f"{path}: {name}={value!r} must be like {name} = {example!r}")
     search, sweep = getattr(module, "search", None), getattr(module, "sweep", None)
     if (search is None) == (sweep is None):
@@ -266,12 +266,14 @@ def _check_search(experiment: Experiment) -> None:
 
 def _labelled(sweep: Callable[[], Any], path: Path) -> dict[str, Overrides]:
     """Return label → overrides of sweep()."""
-    try:
+    with blaming(path, "experiment"):
         found = sweep()
-        named = isinstance(found, Mapping)
+        found = [*found] if inspect.isgenerator(found) else found
+    named = isinstance(found, Mapping)
+    try:
         arms = [dict(arm) for arm in (found.values() if named else found)]
-    except Exception as error:  # of the user's file
-        raise UserError(f"{path}: sweep(): {type(error).__name__}: {error}; it returns dicts of keys") from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: sweep(): {error}; it returns dicts of keys") from error
     varying = [] if named else _varying(arms)
     own = [label_of({key: value for key, value in arm.items() if key in varying}) or "base" for arm in arms]
     labels = [*map(str, found)] if named else own
