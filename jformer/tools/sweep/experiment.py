@@ -267,7 +267,7 @@ def _check_search(experiment: Experiment) -> None:
 def _labelled(sweep: Callable[[], Any], path: Path) -> dict[str, Overrides]:
     """Return label → overrides of sweep()."""
     with blaming(path, "experiment"):
-        found = sweep()
+        found: Any = sweep()
         found = [*found] if inspect.isgenerator(found) else found
     named = isinstance(found, Mapping)
     try:
