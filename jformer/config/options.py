@@ -192,7 +192,7 @@ class EvaluateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How the devices are laid out; their number is the product of the four. Results do not depend on it."""
+    """How the devices are laid out; their number is the product of the four. Results differ by rounding."""
 
     data: int = -1  # parts that split the rows, each with all parameters; -1 = all remaining devices
     # Devices that split the positions of the same rows in training: long ones, each with all parameters (Jacobs et al.

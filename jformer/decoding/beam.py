@@ -73,7 +73,7 @@ def beam_search(
     """Search for the hypotheses whose log-probability, divided by the length penalty, is largest.
 
     For use inside jit; the result's `run()` is `result(lax.while_loop(cond, body, init))`. Those that were cut at
-    the limit follow after all that ended. Equal scores: the one found first, then the better beam, comes first.
+    the limit follow after all that ended, unless `ended_first` is False. Equal scores: the one found first, then the better beam, comes first.
     One beam without constraints is greedy search, which has nothing to rank: its score has no coverage.
 
     Args:
@@ -307,6 +307,7 @@ def _ranked(search: _Search, state: State) -> Decoded:
     live = jnp.take_along_axis(state.live.scores, cut, axis=1) / length_penalty(limits, options)[:, None]
     scores = jnp.concatenate([ended, live], axis=1)  # → [b 2n]
     is_ended = jnp.arange(2 * options.beam_size) < options.beam_size
+    # 0: it ended; 1: it was cut at the limit; 2: an empty slot.
     ranks = jnp.where(is_ended, jnp.where(scores > -jnp.inf, 0.0, 2.0), 1.0)
     if not options.ended_first:
         by_score = -jnp.where(is_ended | state.cut[:, None], scores, -jnp.inf)

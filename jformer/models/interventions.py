@@ -142,7 +142,7 @@ def activations(model: Model, params: PyTree, batch: Batch, names: str | Sequenc
     """
     seen: dict[str, Array] = {}
     names = [names] if isinstance(names, str) else [*names]
-    replaced = model if isinstance(model, Intervened) else Intervened(model, ())
+    replaced = cast(Intervened, model) if interventions_of(model) else Intervened(model, ())
 
     def visit(name: str, value: Array, layer: Array | int, module: nn.Module) -> Array:
         # One visitor for both: of two, the outer one would see what a projection reads before the inner one.

@@ -49,8 +49,8 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 def trained_gradient(loss: LossFn, frozen: PyTree = None) -> Callable[..., tuple[PyTree, Sums]]:
     """Return the function that differentiates the sum of `loss` over rows [b …] by the parameters that are trained.
 
-    It is a `GradientFn` with an optional fourth argument: in the tree of the parameters, references to arrays to which
-    their gradients are added, and None for gradients that are returned. Parameters that are marked in `frozen`, a tree
+    It is a `GradientFn` with an optional fourth argument, a tree like the parameters: where it has a reference to an
+    array, the gradient is added to that array; where it has None, the gradient is returned. Parameters that are marked in `frozen`, a tree
     of booleans, are None in the gradient; without marks all are trained.
     """
 
