@@ -73,8 +73,9 @@ def beam_search(
     """Search for the hypotheses whose log-probability, divided by the length penalty, is largest.
 
     For use inside jit; the result's `run()` is `result(lax.while_loop(cond, body, init))`. Those that were cut at
-    the limit follow after all that ended, unless `ended_first` is False. Equal scores: the one found first, then the better beam, comes first.
-    One beam without constraints is greedy search, which has nothing to rank: its score has no coverage.
+    the limit follow after all that ended, unless `ended_first` is False. Equal scores: the one found first, then the
+    better beam, comes first. One beam without constraints is greedy search, which has nothing to rank: its score has no
+    coverage.
 
     Args:
         step: (cache, last tokens) → (logits, cache).

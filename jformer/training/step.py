@@ -50,8 +50,8 @@ def trained_gradient(loss: LossFn, frozen: PyTree = None) -> Callable[..., tuple
     """Return the function that differentiates the sum of `loss` over rows [b …] by the parameters that are trained.
 
     It is a `GradientFn` with an optional fourth argument, a tree like the parameters: where it has a reference to an
-    array, the gradient is added to that array; where it has None, the gradient is returned. Parameters that are marked in `frozen`, a tree
-    of booleans, are None in the gradient; without marks all are trained.
+    array, the gradient is added to that array; where it has None, the gradient is returned. Parameters that
+    are marked in `frozen`, a tree of booleans, are None in the gradient; without marks all are trained.
     """
 
     def gradient(params: PyTree, rows: Batch, key: Key[Array, ""], added: PyTree = None) -> tuple[PyTree, Sums]:
