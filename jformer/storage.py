@@ -84,6 +84,8 @@ def open_lock(path: os.PathLike[str], kind: int) -> IO[bytes]:
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb")
     except PermissionError:
+        if not Path(path).is_file():
+            raise
         file = os.fdopen(os.open(path, os.O_RDONLY), "rb")
     try:
         fcntl.flock(file, kind)

@@ -169,6 +169,7 @@ def settle(config: Config, saved: Config | None) -> tuple[Config, Mesh, list[str
     choices += taken
     config = checks.divide_rows(config, row_shards(mesh))
     if not saved:
+        checks.refuse_unread_source(config)
         config, lengths = choose_lengths(config, target())
         choices += lengths
     return checks.name_base(config), mesh, choices
@@ -250,7 +251,7 @@ def best_measured_with(config: Config) -> dict[str, Any]:
         found["evaluate.tokenize"] = tokenization(config)
     if name in ("bleu", "chrf"):
         found["evaluate.lowercase"] = evaluate.lowercase
-    if config.task == "embed" and config.decode.pooling:
+    if config.task == "embed":
         found["decode.pooling"] = config.decode.pooling
     if command := score_commands(evaluate).get(name):
         found["evaluate.command"] = command

@@ -1,5 +1,6 @@
 """Every task from files to scores and answers: trained for some updates, evaluated, asked; and what begins warm."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -35,7 +36,7 @@ from jformer.tools.export.folder import export
 from jformer.tools.server.engine import Engine
 from jformer.tools.server.limits import Limits
 from jformer.tools.server.schema import InputsBody
-from jformer.trainer import train
+from jformer.trainer import settle, train
 from jformer.training.initial_state import table_of
 from tests.conftest import draw_params
 from tests.conftest import run as run_model
@@ -648,6 +649,16 @@ def test_what_does_not_go_together_is_refused(change, words):
         with pytest.raises(UserError) as error:
             resolve(config)
         assert words in str(error.value)
+
+
+@pytest.mark.parametrize("bridge", ["zeros", "copy"])
+def test_a_new_run_that_would_not_read_its_source_is_refused(bridge):
+    config = as_config_dict(resolve({}))
+    config.model.recurrent.update(cell="lstm", bridge=bridge)
+    config = resolve(config)
+    with pytest.raises(UserError, match="never reads the source") if bridge == "zeros" else contextlib.nullcontext():
+        settle(config, None)
+    settle(config, config)  # a resumed one goes on
 
 
 def test_word_vectors_of_captions_go_into_the_only_table_there_is(texts):

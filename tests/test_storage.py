@@ -80,6 +80,15 @@ def runs(folder, tmp_path_factory):
     return directory, epath.Path(RUN)
 
 
+def test_a_lock_that_may_not_be_created_says_so(tmp_path, monkeypatch):
+    def refuse(path, flags, mode=0o777):
+        raise (PermissionError if flags & os.O_CREAT else FileNotFoundError)(path)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        storage.open_lock(tmp_path / "training.lock", fcntl.LOCK_EX)
+
+
 @pytest.mark.slow
 def test_a_run_in_a_bucket_is_that_in_a_directory(runs, folder):
     directory, inside = runs

@@ -389,6 +389,20 @@ def _check_mesh(config: Config) -> None:
         raise UserError(f"mesh.sequence={config.mesh.sequence}: {option} needs whole rows: set mesh.sequence=1")
 
 
+def refuse_unread_source(config: Config) -> None:
+    """Raise UserError for a recurrent encoder–decoder whose decoder gets nothing from its encoder."""
+    recurrent = config.model.recurrent
+    if (
+        config.model.family == "encdec"
+        and recurrent.cell
+        and (recurrent.attention, recurrent.bridge) == ("none", "zeros")
+    ):
+        raise UserError(
+            f"model.recurrent.cell={recurrent.cell!r} without attention or bridge never reads the source: set "
+            "model.recurrent.attention, or model.recurrent.bridge='copy' or 'dense'"
+        )
+
+
 def divide_rows(config: Config, shards: int) -> Config:
     """Return the config with data.row_multiple set for a mesh that splits rows into `shards`.
 

@@ -39,6 +39,7 @@ _LLAMA = {
     "norm": "pre",
     "norm_type": "rmsnorm",
     "positions": "rotary",
+    "max_length": 2048,
     "activation": "swiglu",
     "bias": False,
     "dropout": 0.0,

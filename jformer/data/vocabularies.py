@@ -180,7 +180,7 @@ def _taken_over(parent: Path, name: str, sides: tuple[str, ...]) -> dict[str, To
 
 def _numbered_as(parent: Path, name: str, learned: Tokenizer) -> Tokenizer:
     """Return labels in the order of the parent's if these are the same, others as learned."""
-    if isinstance(learned, LabelTokenizer) and any(parent.glob(f"{name}.*")):
+    if isinstance(learned, LabelTokenizer) and _holds(parent, name):
         labels = load(parent, name).tokens[NUM_SYMBOLS:]
         if sorted(labels) == sorted(learned.tokens[NUM_SYMBOLS:]):
             return learned.numbered_as(labels)
@@ -197,7 +197,11 @@ def _empty(directory: Path) -> None:
 
 
 def _has_shared(directory: Path) -> bool:
-    return any(directory.glob("shared.*"))
+    return _holds(directory, "shared")
+
+
+def _holds(directory: Path, name: str) -> bool:
+    return any((directory / f"{name}.{kind}").exists() for kind in ("model", "json"))
 
 
 def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySpec) -> Tokenizer:

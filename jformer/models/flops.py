@@ -228,6 +228,8 @@ def _recurrent(model: ModelConfig, work: Work) -> dict[str, int]:
     encoder = {"encoder": stack(work.source, model.num_layers, 1 + r.bidirectional)}
     if model.family == "encoder":
         read = work.texts if model.pooled else work.source
+        if model.pooled and model.head.pooler:
+            return encoder | {"pooler": 2 * read * side * d} | _logits(read, d, model.head.num_classes)
         return encoder | _logits(read, side, model.head.num_classes or model.vocab_size)
     parts = {**encoder, "decoder": stack(work.target, model.decoder_layers, 1)}
     if r.bridge == "dense":

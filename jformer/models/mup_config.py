@@ -10,7 +10,8 @@ from jformer.errors import UserError, check_least, refuse_unknown
 class MupConfig:
     """The base model whose best learning rate a wider one shares (Yang et al. 2022); parametrization='mup' only.
 
-    A model of the base's size is drawn, computed and trained as with the standard parametrization.
+    A model of the base's size is drawn, computed and trained as with the standard parametrization, except that an
+    untied projection to logits starts at zero.
     """
 
     base_width: int = 128  # d_model of the base

@@ -104,12 +104,16 @@ def say(text: str) -> None:
 def newest_checkpoint(arguments: Sequence[str]) -> int:
     """Return the step of the newest complete checkpoint in the arguments' workdir, wherever that is; or -1."""
     workdir = flag(arguments, "workdir")
+    if not workdir:
+        return -1
     try:
-        found = [*run_path(workdir).glob("checkpoints/*/commit_success.txt")] if workdir else []
+        folder = run_path(workdir) / "checkpoints"
+        steps = [path for path in folder.iterdir() if is_step(path.name)] if folder.is_dir() else []
+        whole = [int(path.name) for path in steps if (path / "commit_success.txt").exists()]
     except Exception as error:  # storage that is unreachable for a moment must not end the supervisor
         say(f"cannot look for checkpoints: {error}")
         return -1
-    return max((int(path.parent.name) for path in found if is_step(path.parent.name)), default=-1)
+    return max(whole, default=-1)
 
 
 class ProcessGroup:

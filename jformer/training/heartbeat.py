@@ -80,7 +80,8 @@ class Heartbeat:
         step, phase = state
         loss = self.loss if math.isfinite(self.loss) else None
         content = {"step": step, "time": round(changed, 1), "loss": loss, "phase": phase}
-        with contextlib.suppress(OSError):  # saving a checkpoint reports a full disk
+        # Saving a checkpoint reports a full disk; errors of buckets are not all OSErrors.
+        with contextlib.suppress(Exception):
             replace_content(self._path, json.dumps(content).encode() + b"\n")
 
     def _report(self) -> None:

@@ -100,9 +100,9 @@ def forget_best(progress: Progress, now: Mapping[str, Any], before: Mapping[str,
     Args:
         progress: of the run, which may hold the options of its best.
         now: the current options that values of train.best_by depend on.
-        before: those of the saved run; used if the progress lacks them, as that of older versions does.
+        before: those of the saved run; used where the progress lacks them, as that of older versions does.
     """
-    before = progress.measured or before
+    before = {**before, **progress.measured}
     changes = [f"{key}={value!r} (was {before.get(key)!r})" for key, value in now.items() if before.get(key) != value]
     progress.measured = dict(now)
     if not changes or not (progress.best_step or progress.since_best):

@@ -3,6 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import sentencepiece
+from etils import epath
 
 from jformer.data import vocabularies
 from jformer.data.corpus import PairEncoder, Side
@@ -187,6 +188,12 @@ def test_balanced_labels_are_counted_as_a_mixture_draws_them(tmp_path):
         config = options(label_weights="balanced", mixture=mixture, mixture_temperature=changes.get("temperature", 1.0))
         _, labels = learn_tokenizers(tmp_path / "t", config, parts, classes())
         assert labels.counts[0] / labels.counts[1] == pytest.approx(a / b)
+
+
+def test_a_folder_may_have_the_characters_of_patterns_in_its_name(tmp_path):
+    folder = epath.Path(tmp_path / "lr[0.1]")
+    learned(folder, both())
+    assert len({tokenizer.fingerprint for tokenizer in load_tokenizers(folder)}) == 1
 
 
 def test_learning_again_leaves_nothing_of_the_run_before(tmp_path):

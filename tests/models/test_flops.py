@@ -66,6 +66,12 @@ MODELS = {
         recurrent=RecurrentConfig("lstm", bidirectional=True),
         head=HeadConfig(num_classes=3),
     ),
+    "pooled recurrent texts": ModelConfig(
+        **RECURRENT,
+        family="encoder",
+        recurrent=RecurrentConfig("lstm", bidirectional=True),
+        head=HeadConfig(num_classes=3, pooling="final", pooler=True),
+    ),
 }
 
 

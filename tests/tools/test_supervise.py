@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jformer.tools.supervise import newest_checkpoint
 from tests.watching import living, wait_until
 
 STAND_IN = Path(__file__).parents[1] / "launch" / "stand_in.py"
@@ -131,6 +132,14 @@ def test_a_folder_that_is_not_a_step_is_no_new_checkpoint(supervise, tmp_path, n
     code, _, err = outcome(supervise(f"checkpoint(f'{name}{{attempt}}'); exit(1 if attempt < 4 else 0)", "--retries=1"))
     assert code == 1, err
     assert len(starts(tmp_path)) == 2
+
+
+def test_the_newest_checkpoint_is_found_whatever_the_workdir_is_called(tmp_path):
+    for step in (20, 40):
+        (tmp_path / f"lr[0.1]/checkpoints/{step}").mkdir(parents=True)
+    (tmp_path / "lr[0.1]/checkpoints/20/commit_success.txt").touch()
+    assert newest_checkpoint([f"--workdir={tmp_path}/lr[0.1]"]) == 20
+    assert newest_checkpoint([f"--workdir={tmp_path}/other"]) == newest_checkpoint([]) == -1
 
 
 def test_a_state_is_replaced_whole_and_names_the_boot(supervise, tmp_path):

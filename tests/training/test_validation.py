@@ -48,6 +48,7 @@ def test_best_that_other_options_measured_is_forgotten():
         ),  # what the checkpoint holds goes before the config of a start that saved none
         ({}, {"limit": 2}, told),
         ({"limit": 3}, {}, ""),
+        ({"older": 1}, {"limit": 3}, ""),  # an option that the version that saved it did not have
         ({}, {}, "limit=3 (was None)"),
     ):
         progress = Progress(**best, measured=held)
@@ -67,7 +68,7 @@ def test_the_pooling_of_vectors_decides_on_the_best():
     pooled = []
     for config.decode.pooling in ("", "mean"):
         pooled.append(best_measured_with(resolve(config)))
-    assert pooled[1] == {**pooled[0], "decode.pooling": "mean"}
+    assert [each["decode.pooling"] for each in pooled] == ["", "mean"]
 
 
 @pytest.mark.parametrize(("best_by", "best"), [("loss", 1.0), ("ter", 1.0), ("chrf", 3.0), ("accuracy", 3.0)])

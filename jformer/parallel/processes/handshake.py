@@ -45,13 +45,20 @@ def saved_run(workdir: Path, is_step: Callable[[str], bool]) -> dict[str, str]:
 
     `is_step` recognizes the folder of a step by its name: `storage.is_step`, which this room may not import.
     """
-    files = [*workdir.glob("config.json"), *workdir.glob("tokenizer/*")]
-    stamps = [path for path in workdir.glob(f"checkpoints/*/{STAMP}") if is_step(path.parent.name)]
+    config = workdir / "config.json"
+    files = [*[config] * config.exists(), *_inside(workdir / "tokenizer")]
+    steps = [path for path in _inside(workdir / "checkpoints") if is_step(path.name)]
+    stamps = [path / STAMP for path in steps if (path / STAMP).exists()]
     last = sorted(stamps, key=lambda path: int(path.parent.name))[-1:]
     return {
         f"the config and tokenizers of {workdir}": _digest(workdir, files),
         f"the last checkpoint of {workdir}": " ".join([*(path.parent.name for path in last), _digest(workdir, last)]),
     }
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Return what a folder holds; `glob` of a run's path would read a pattern in it."""
+    return [*folder.iterdir()] if folder.is_dir() else []
 
 
 def refuse_differences(fields: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:

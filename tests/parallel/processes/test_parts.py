@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from etils import epath
 from jax._src.distributed import global_state
 from jax._src.lib import _jax
 
@@ -111,6 +112,8 @@ def test_another_run_and_an_older_copy_of_one_are_told_apart(tmp_path):
     assert len({tuple(each.items()) for each in found}) == 5
     assert ten[f"the last checkpoint of {tmp_path}"].startswith("10 ")
     assert saved(10) == saved_run(tmp_path, is_step)
+    moved = saved_run(epath.Path(tmp_path.rename(tmp_path.parent / "run[1]")), is_step)
+    assert [*moved.values()] == [*ten.values()]
 
 
 def test_pace_counts_a_busy_processor_as_progress_only_where_nothing_was_timed():
