@@ -404,6 +404,8 @@ def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     share = re.fullmatch(r"(\d+)/(\d+)", options.shard, re.ASCII)
     if not share or int(share[1]) >= int(share[2]):
         raise UserError(f"--shard={options.shard} is not I/N with I from 0 to N - 1, such as 0/16")
+    if options["activations"].present and not options.activations:
+        raise UserError("--activations= names none: choose some, such as --activations=logits; see --help")
     if options.activations and options.resume:
         raise UserError("--activations are written without --resume; see --help")
     if options["price"].present and not options.topology:

@@ -117,6 +117,19 @@ def check_writable(option: str, path: Path) -> None:
         raise UserError(f"{option}={path}: {place} cannot be written; name a folder that can")
 
 
+def is_special(path: os.PathLike[str]) -> bool:
+    """Return whether a path is that of a device, a pipe or a socket, or leads to an open file, as /dev/stdout may."""
+    if not os.path.exists(path) or os.path.isdir(path):  # noqa: PTH110, PTH112 - as in `is_file`
+        return False
+    return not is_file(path) or str(Path(path).parent) in ("/dev", "/dev/fd")
+
+
+def refuse_special(output: os.PathLike[str]) -> None:
+    """Raise UserError for an --output such as /dev/null, in whose place a whole file would be put."""
+    if is_special(output):
+        raise UserError(f"--output={output} is not a plain file and would be replaced by one: name another")
+
+
 def refuse_file_of_run(workdir: Path, output: os.PathLike[str] | str) -> None:
     """Raise UserError for an --output that would overwrite a run's own files, directly or through a link."""
     if in_bucket(workdir):
@@ -160,7 +173,7 @@ def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def writing(path: os.PathLike[str]) -> Iterator[None]:
+def writing(path: os.PathLike[str] | str) -> Iterator[None]:
     """Turn an OSError raised inside, such as that of a full disk, into a UserError that names a path."""
     try:
         yield

@@ -80,6 +80,7 @@ MISTAKES = {
     "a share of training": (["--config={file}", "--shard=0/2"], "--mode=train does not read --shard"),
     "an origin for answers": (["--mode=predict", "--workdir=x", "--against=y"], "does not read --against"),
     "a price of nothing": (["--mode=describe", "--config={file}", "--price=2"], "--price needs --topology"),
+    "no activations": (["--mode=predict", "--activations="], "--activations= names none"),
     "an output of training": (["--config={file}", "--output=x"], "--mode=train does not read --output"),
     "an export to nowhere": (["--config={file}", "--mode=export", "--format=stablehlo"], "a folder as --output"),
     "no config and no run": (["--config="], "--config is missing"),
@@ -180,6 +181,16 @@ def test_an_error_in_a_file_of_the_current_folder_names_its_line(file, tmp_path,
     monkeypatch.chdir(file("1 / 0").parent)
     assert call("--config=my_config.py", f"--workdir={tmp_path / 'run'}") == 2
     assert "--config=my_config.py:5: ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("module", "line"), [("x = (\n", 5), ("x = 1\n", 6)])
+def test_an_error_in_an_imported_file_names_the_line_of_the_import(file, tmp_path, monkeypatch, capsys, module, line):
+    (tmp_path / "own_values.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_values", raising=False)
+    config = file("import own_values\n    exec('x = 1\\ny = (')")
+    assert call(f"--config={config}", f"--workdir={tmp_path / 'run'}") == 2
+    assert f"my_config.py:{line}: '(' was never closed (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,9 @@ def blaming(path: Path, flag: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         trace, place = traceback.extract_tb(error.__traceback__), path.absolute()  # as the module's frames name it
         frames = [frame.lineno or 0 for frame in trace if Path(frame.filename) == place]
-        number = (isinstance(error, SyntaxError) and error.lineno) or (frames[-1] if frames else 0)
+        number = frames[-1] if frames else 0
+        if isinstance(error, SyntaxError) and Path(error.filename or "") == place:  # not of a file that it imports
+            number = error.lineno or 0
         line, where = linecache.getline(str(path), number), f"--{flag}={path}" + (f":{number}" if number else "")
         raise UserError(f"{where}: {_unknown_key(error, line) or _in_short(error)}") from error
 

@@ -23,6 +23,7 @@ from jformer.errors import UserError
 
 T = TypeVar("T")
 
+STDIN = "/dev/stdin"
 BOM = "\ufeff"
 BOMS_REMOVED = "byte order marks removed"
 CARRIAGE_RETURNS_REMOVED = "carriage returns removed from line ends"
@@ -98,12 +99,27 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, unpacking one with a suffix of PACKED. Raise UserError if it cannot be read to its end."""
     kind, unpacked = PACKED.get(path.suffix, ("", contextlib.nullcontext))
     try:
-        with path.open("rb") as packed, unpacked(packed) as stream:
+        with _standard_input() if str(path) == STDIN else path.open("rb") as packed, unpacked(packed) as stream:
             yield stream
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
         raise UserError(f"{path}: not a complete {kind} file ({error}); fetch or compress it again") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; data files must be readable") from error
+
+
+@contextlib.contextmanager
+def _standard_input() -> Iterator[IO[bytes]]:
+    """Yield standard input from where it is; its path would open a file at its beginning, and cannot open a socket.
+
+    A file is left where it was, to be read again.
+    """
+    with open(0, "rb", closefd=False) as stream:
+        start = stream.tell() if stream.seekable() else None
+        try:
+            yield stream
+        finally:
+            if start is not None:
+                stream.seek(start)
 
 
 @contextlib.contextmanager

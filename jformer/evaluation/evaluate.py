@@ -179,7 +179,8 @@ def report_scores(
     tries = [(f"--mode={mode} < TEXT", PREDICT.get(config.task, "answer lines of your own"))] if answer else []
     sets = scored_sets(scored)
     if sets and answer == "text" and config.decode.search == "beam":
-        tries += [(f"--mode=evaluate --config.decode.beam_size={config.decode.beam_size + 4}", "a wider beam")]
+        wider = config.decode.beam_size + 4 * config.decode.beam_groups
+        tries += [(f"--mode=evaluate --config.decode.beam_size={wider}", "a wider beam")]
     quoted = shlex.quote(str(workdir))
     own = f" --config.evaluate.command={shlex.quote(config.evaluate.command)}" if config.evaluate.command else ""
     lines = [f"  python -m jformer.main --workdir={quoted}{own} {flags}   # {purpose}" for flags, purpose in tries]

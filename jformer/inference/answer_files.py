@@ -32,7 +32,7 @@ from jformer.inference.formats import Question, read_asked, read_question, read_
 from jformer.inference.output_file import check_files, input_path, lines_to_keep, open_output, whole_lines_only
 from jformer.inference.predict import Predictor, load, stacked
 from jformer.parallel import processes
-from jformer.storage import replacing, unwritten
+from jformer.storage import replacing, unwritten, writing
 from jformer.tasks.metrics import tokenization
 from jformer.tasks.scoring_command import check_commands
 from jformer.tasks.task import VECTOR
@@ -196,8 +196,10 @@ def write_activations(settings: Config, workdir: Path, source: str, target: str,
         raise UserError("--activations are written to a file: name it by --output")
     if processes.process_count() > 1:
         raise UserError("--activations are written by one process: start one")
+    if settings.decode.inputs != "text":
+        raise UserError("--activations reads lines of text: set --config.decode.inputs=text")
     save_arrays = _safetensors_writer("--activations")
-    predictor = _open_run(settings, workdir, source, target, resume=False)
+    predictor = _open_run(settings, workdir, source, target, resume=False, whole=True)
     read = enumerate(read_lines(input_path(source), Counter(), invalid="replace"), start=1)
     lines = {number: predictor.pair_of(line) for number, line in read if line.strip()}
     arrays: dict[str, np.ndarray] = {}
@@ -250,7 +252,7 @@ def embed_file(
         remedy = "leave out --resume" if resume else "name it by --output"
         raise UserError(f"--format={form} is one array, written to a file at the end: {remedy}")
     save_arrays = _safetensors_writer(f"--format={form}") if form == "safetensors" else None
-    predictor = _open_run(settings, workdir, source, target, resume).embedder
+    predictor = _open_run(settings, workdir, source, target, resume, whole=form in ARRAYS).embedder
 
     def read(line: Line, counts: Counter[str]) -> Request:
         return read_request(*line, settings.decode.inputs, counts, continues=True)
@@ -266,7 +268,7 @@ def embed_file(
         if save_arrays:
             save_arrays({"vectors": vectors}, target)
         else:
-            with replacing(epath.Path(target)) as new, new.open("wb") as file:
+            with replacing(epath.Path(target)) as new, writing(target), new.open("wb") as file:
                 np.save(file, vectors)
 
     job = Job(source=source, target=target, resume=resume, read=read, answer=answer)
@@ -357,15 +359,18 @@ def settings_of(predictor: Predictor, mode: str, path: Path) -> dict[str, object
     }
 
 
-def _open_run(settings: Config, workdir: Path, source: str, target: str, resume: bool) -> Predictor:
-    """Check the files, then load the predictor of a run.
+def _open_run(
+    settings: Config, workdir: Path, source: str, target: str, resume: bool, whole: bool = False
+) -> Predictor:
+    """Check the files, then load the predictor of a run; an output is written line by line or, if `whole`, replaced.
 
     Raises UserError, in all processes, for files that cannot be read or written, and for inputs that differ between
     processes, such as pipes.
     """
     if target == "-" and resume:
         raise UserError("--resume continues a file: name it by --output")
-    processes.from_main_process(lambda: check_files(input_path(source), None if target == "-" else Path(target)))
+    written = None if target == "-" else Path(target)
+    processes.from_main_process(lambda: check_files(input_path(source), written, whole))
     if processes.process_count() > 1:
         if not Path(source).is_file():
             raise UserError(

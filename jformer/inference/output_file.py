@@ -12,16 +12,17 @@ from typing import IO
 
 from etils import epath
 
+from jformer.data.text import STDIN
 from jformer.errors import UserError
 from jformer.integrity import parse_object
-from jformer.storage import check_writable, replace_content
+from jformer.storage import check_writable, is_special, refuse_special, replace_content
 
 RECORD = ".settings.json"
 
 
 def input_path(source: str) -> Path:
     """Return the path of an input; "-" is standard input."""
-    return Path("/dev/stdin" if source == "-" else source)
+    return Path(STDIN if source == "-" else source)
 
 
 def refuse_input(source: Path, target: Path, recorded: bool = False) -> None:
@@ -35,8 +36,8 @@ def refuse_input(source: Path, target: Path, recorded: bool = False) -> None:
             raise UserError(f"--output={target}{also} is the input itself and would overwrite it: name another file")
 
 
-def check_files(source: Path, target: Path | None) -> None:
-    """Raise UserError if the input does not exist or the output cannot be written."""
+def check_files(source: Path, target: Path | None, whole: bool = False) -> None:
+    """Raise UserError if the input does not exist, or the output cannot be written or, if `whole`, replaced."""
     if not source.exists() or source.is_dir():
         found = "is a folder" if source.is_dir() else "does not exist"
         raise UserError(f"--input={source} {found}: name a file with a line for each text")
@@ -46,7 +47,10 @@ def check_files(source: Path, target: Path | None) -> None:
     if target.is_dir() or not target.parent.is_dir():
         found = "is a folder" if target.is_dir() else f"there is no folder {target.parent}"
         raise UserError(f"--output={target}: {found}; name a file in a folder that can be written")
-    check_writable("--output", epath.Path(target.parent))
+    if whole:
+        refuse_special(target)
+    if not is_special(target):
+        check_writable("--output", epath.Path(target.parent))
     if target.exists() and not os.access(target, os.W_OK):
         raise UserError(f"--output={target}: cannot be written; name a file that can")
 
@@ -54,9 +58,9 @@ def check_files(source: Path, target: Path | None) -> None:
 def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
     """Count the whole answers in a half-written file, and truncate it after the last one.
 
-    An answer is a line, or with decode.outputs='conll' the lines up to an empty one. Raises UserError if they were
-    written with other settings, or if the record of the settings cannot be read. A setting that the record lacks,
-    because an older version wrote it, counts as the same.
+    An answer is a line, or for predict with decode.outputs='conll' the lines up to an empty one. Raises UserError if
+    they were written with other settings, or if the record of the settings cannot be read. A setting that the record
+    lacks, because an older version wrote it, counts as the same.
     """
     if not _is_begun(target):
         return 0
@@ -74,7 +78,8 @@ def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
                 f"--resume: {target} was started with {key}={value!r}, this command has {now.get(key)!r}: "
                 f"{'take that run' if key == 'model' else 'set it back'}, or leave out --resume to overwrite the file"
             )
-    return whole_lines(target, last="\n" if settings.get("decode.outputs") == "conll" else "")
+    conll = settings["mode"] == "predict" and settings.get("decode.outputs") == "conll"
+    return whole_lines(target, last="\n" if conll else "")
 
 
 def whole_lines(path: Path, last: str = "") -> int:
@@ -90,9 +95,9 @@ def whole_lines(path: Path, last: str = "") -> int:
 
 
 def open_output(target: Path, resume: bool, settings: Mapping[str, object]) -> IO[str]:
-    """Open a file for appending or overwriting; a file begun anew gets its record first."""
+    """Open a file for appending or overwriting; a plain file begun anew gets its record first."""
     try:
-        if not (resume and _is_begun(target)):
+        if not (resume and _is_begun(target)) and not is_special(target):
             record = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
             replace_content(epath.Path(_record(target)), record.encode())
         return target.open("a" if resume else "w", encoding="utf-8", newline="\n")

@@ -76,13 +76,17 @@ class Subject:
             pairs = list(islice(open_split(part, split).read(Counter()), SENTENCES))
             if self.task.restores:  # noise hides parts of a text, which is a target
                 whole = self.inputs.encode_whole([pair.target for pair in pairs])
-                return [Piece(ids, i) for i, ids in enumerate(whole)], f"of test set {name!r}"
-            texts = [pair.target if self.inputs.continues else pair.source for pair in pairs]
-            texts = [text[: 8 if self.inputs.continues else None] for text in texts]
-            own = config.data.languages(part)
-            languages = self.options.source_language or own[0], self.options.target_language or own[1]
-            requests = [Request(text, line=i, languages=languages) for i, text in enumerate(texts)]
-            return [piece for found in self.inputs.pieces(requests) for piece in found], f"of test set {name!r}"
+                pieces = [Piece(ids, i) for i, ids in enumerate(whole)]
+            else:
+                texts = [pair.target if self.inputs.continues else pair.source for pair in pairs]
+                texts = [text[: 8 if self.inputs.continues else None] for text in texts]
+                own = config.data.languages(part)
+                languages = self.options.source_language or own[0], self.options.target_language or own[1]
+                requests = [Request(text, line=i, languages=languages) for i, text in enumerate(texts)]
+                pieces = [piece for found in self.inputs.pieces(requests) for piece in found]
+            if not pieces:
+                raise UserError(f"test set {name!r} begins with no text")
+            return pieces, f"of test set {name!r}"
         except UserError as error:
             return [Piece(ids, i) for i, ids in enumerate(self._random())], f"random tokens, for {error}"
 

@@ -27,7 +27,7 @@ from jformer.data.progress import counted
 from jformer.data.text import read_lines
 from jformer.data.tokenizers import word_splitting as words
 from jformer.errors import DONE, MISTAKE, UserError
-from jformer.storage import check_writable, os_errors_as_user_errors, replace_content
+from jformer.storage import check_writable, os_errors_as_user_errors, refuse_special, replace_content
 
 LONGEST = 10_000  # words of a line that gensim trains on; it drops the rest without a word
 
@@ -89,6 +89,7 @@ def check_output(output: Path, texts: list[Path]) -> None:
         raise UserError(f"--output={output} is --input: name another file")
     if output.is_dir():
         raise UserError(f"--output={output} is a folder: name a file")
+    refuse_special(output)
     check_writable("--output", output.resolve().parent)
 
 

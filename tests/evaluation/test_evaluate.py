@@ -20,6 +20,7 @@ def report(workdir="runs/a", command="", **decode):
 
 def test_a_wider_beam_is_recommended_where_there_is_a_beam():
     assert "--config.decode.beam_size=9 " in report(search="beam", beam_size=5)
+    assert "--config.decode.beam_size=18 " in report(search="beam", beam_size=6, beam_groups=3, diversity=0.5)
     assert "beam_size" not in report(search="sample")
 
 

@@ -1,5 +1,6 @@
 """One line out per line in, in order, from files and pipes; a half-written file is continued where it stopped."""
 
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -9,6 +10,7 @@ import os
 import queue
 import random
 import re
+import socket
 import threading
 import time
 from collections import Counter
@@ -28,6 +30,7 @@ from jformer.inference import answer_files as files
 from jformer.inference.answers import Activations, Output, Scored
 from jformer.inference.output_file import lines_to_keep, open_output
 from jformer.inference.predict import load
+from jformer.storage import is_special
 from jformer.tools.pages import explorer
 from tests import terminal
 from tests.faults.full_disk import no_file_above
@@ -200,19 +203,41 @@ def test_vectors_are_written_a_line_each_or_as_one_array(echo, source, tmp_path)
     assert np.load(tmp_path / "out.npy").shape == (0, 3)
 
 
-@pytest.mark.parametrize("form", ["npy", "safetensors", "activations"])
+WHOLE = {  # what is written at the end, in the place of what is there
+    "npy": files.embed_file,
+    "safetensors": files.embed_file,
+    "activations": functools.partial(files.write_activations, names=["*"]),
+}
+
+
+@pytest.mark.parametrize("form", WHOLE)
 def test_arrays_that_find_no_room_leave_what_was_there(echo, source, tmp_path, form):
-    vector, target = np.zeros(3, np.float32), tmp_path / f"out.{form}"
-    echo.embedder, echo.model = echo, SimpleNamespace(config=SimpleNamespace(d_model=3))
+    vector, target = np.zeros(10_000, np.float32), tmp_path / f"out.{form}"  # its header finds room
+    echo.embedder, echo.model = echo, SimpleNamespace(config=SimpleNamespace(d_model=10_000))
     echo.generate = lambda requests: [[Output("", vector=vector)] for _ in requests]
     echo.pair_of = lambda line: (line, None)
     echo.activations = lambda pairs, names: (Activations((), (), {"logits": vector}) for _ in pairs)
-    write = functools.partial(files.write_activations, names=["*"]) if form == "activations" else files.embed_file
+    write = WHOLE[form]
     target.write_text("old")
-    with no_file_above(100), pytest.raises((OSError, UserError), match="File too large"):
+    said = rf"{target}: could not be written \(.*(File too large.*|\d+ written)\); free some space"
+    with no_file_above(100_000), pytest.raises(UserError, match=said):
         write(Config(), tmp_path, str(source), str(target))
     assert target.read_text() == "old"
     assert not [*tmp_path.glob("*.new")]
+
+
+@pytest.mark.parametrize("form", WHOLE)
+def test_no_array_takes_the_place_of_a_pipe(echo, source, tmp_path, form):
+    target = tmp_path / f"out.{form}"
+    os.mkfifo(target)
+    with pytest.raises(UserError, match=rf"{target} is not a plain file and would be replaced by one: name another"):
+        WHOLE[form](Config(), tmp_path, str(source), str(target))
+    assert target.is_fifo()
+
+
+def test_activations_of_json_lines_are_refused(echo, source, tmp_path):
+    with pytest.raises(UserError, match=r"--activations reads lines of text: set --config\.decode\.inputs=text"):
+        files.write_activations(settings(inputs="jsonl"), tmp_path, str(source), str(tmp_path / "out"), ["*"])
 
 
 def test_activations_are_written_with_the_tokens_of_their_line(echo, source, tmp_path):
@@ -255,6 +280,46 @@ def test_what_comes_through_a_pipe_is_answered_before_more_comes(echo, tmp_path)
     thread.join(timeout=10)
     assert target.read_text() == "0:abc\n1:de\n"
     assert echo.windows == [1, 1]
+
+
+def test_answers_go_into_a_pipe_in_a_folder_that_only_reads(echo, source, tmp_path, monkeypatch):
+    may = os.access  # of which root is never told no
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and may(path, mode))
+    target = tmp_path / "out"
+    os.mkfifo(target)
+    pipe = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
+    files.predict_file(settings(), Path("run"), str(source), str(target))
+    assert os.read(pipe, 1 << 16).decode() == ANSWERS
+    os.close(pipe)
+    assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "out"}  # no record
+
+
+@contextlib.contextmanager
+def standard_input(file):
+    before = os.dup(0)
+    os.dup2(file, 0)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+
+
+def test_standard_input_is_read_from_where_it_is(echo, source, tmp_path):
+    with source.open("rb", buffering=0) as file, standard_input(file.fileno()):
+        assert is_special(Path("/dev/stdin"))  # beside which nothing is written, though it leads to a file
+        os.read(0, len("abc\n"))
+        for _ in range(2):
+            files.predict_file(settings(), Path("run"), "-", str(tmp_path / "out.txt"))
+            assert (tmp_path / "out.txt").read_text().startswith("0:\n1:ä")
+
+
+def test_standard_input_may_be_a_socket(echo, tmp_path):
+    own, other = socket.socketpair()
+    with own, standard_input(own.fileno()):
+        other.sendall(b"abc\n")
+        other.close()
+        assert predict("-", tmp_path / "out.txt") == "0:abc\n"
 
 
 def test_arriving_lines_come_in_windows_and_errors_after_them():
@@ -491,6 +556,13 @@ def test_what_an_empty_line_ends_is_an_answer_of_conll(tmp_path):
         file.write(whole + "in\tO\nLon")
     assert lines_to_keep(answers, settings) == 2
     assert answers.read_text() == whole
+
+
+def test_vectors_of_a_tagger_that_writes_conll_are_a_line_each(tmp_path):
+    vectors, settings = tmp_path / "vectors.jsonl", {"mode": "embed", "decode.outputs": "conll"}
+    with open_output(vectors, False, settings) as file:
+        file.write('{"vector": [1.0]}\n' * 2)
+    assert lines_to_keep(vectors, settings) == 2
 
 
 @pytest.mark.parametrize("content", ["", "{", "[" * 100_000], ids=["empty", "cut", "nested too deep"])

@@ -50,6 +50,17 @@ def test_a_run_without_test_sets_is_verified_on_random_tokens(tiny):
     assert found.origin == "random tokens, for data.test names no set"
 
 
+@pytest.mark.parametrize("text", ["", "\n" * 4 + "abc\n"], ids=["empty", "blank lines first"])
+def test_a_test_set_that_begins_with_no_text_is_replaced_by_random_tokens(tiny, tmp_path, text):
+    for language in ("en", "de"):
+        (tmp_path / f"test.{language}").write_text(text)
+    model, params = tiny(vocab_size=CHARS.vocab_size, **FIELDS)
+    predictor = untrained.predictor(model, params, data={"dir": str(tmp_path)}, max_extra_length=5)
+    found = verify.Subject(predictor, predictor.config.decode)
+    assert found.origin == "random tokens, for test set 'test' begins with no text"
+    assert len(found.pieces) == 4
+
+
 SEARCHED = ["cached", "one beam", "alone", "packed", "two copies", "scores of the search"]
 CHECKED = {  # family, task → how the names of its checks begin
     ("encdec", "translate"): SEARCHED,

@@ -1,5 +1,6 @@
 """The command that trains word vectors: they reflect the text, a run reads them, mistakes are one line."""
 
+import os
 import sys
 
 import numpy as np
@@ -89,6 +90,12 @@ def test_a_mistake_is_one_line(trained, tmp_path, capsys, flags, message):
     assert error.count("\n") == 1
     assert message in error
     assert not (tmp_path / "out").exists()
+
+
+def test_vectors_do_not_take_the_place_of_a_pipe(trained, tmp_path, capsys):
+    os.mkfifo(tmp_path / "out")
+    assert main([f"--input={trained[0]}", f"--output={tmp_path / 'out'}"]) == 2
+    assert "is not a plain file and would be replaced by one: name another" in capsys.readouterr().err
 
 
 def test_options_are_checked_by_the_library_too(trained):

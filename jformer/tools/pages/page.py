@@ -16,7 +16,7 @@ import numpy as np
 from etils.epath import Path
 
 from jformer.errors import UserError
-from jformer.storage import in_bucket, replace_content
+from jformer.storage import in_bucket, refuse_special, replace_content
 
 
 def page(
@@ -143,6 +143,7 @@ def check_output(mode: str, output: str) -> None:
     if output == "-":
         raise UserError(f"--mode={mode} writes a page: name a file as --output, such as --output={mode}.html")
     path = pathlib.Path(output)
+    refuse_special(path)
     if not in_bucket(Path(output)) and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
         raise UserError(f"--output={output}: cannot be written; name a file in a folder that can")
 

@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import os
 import re
 import zlib
 from types import SimpleNamespace
@@ -368,6 +369,12 @@ def test_what_cannot_be_explored_is_refused(tmp_path, text, output, message):
         (tmp_path / "in.txt").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         explorer.explore(None, Path("runs/x"), str(tmp_path / "in.txt"), output)
+
+
+def test_no_page_takes_the_place_of_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "out.html")
+    with pytest.raises(UserError, match=r"out\.html is not a plain file and would be replaced by one: name another"):
+        explorer.explore(None, Path("runs/x"), "-", str(tmp_path / "out.html"))
 
 
 @pytest.mark.parametrize(
