@@ -129,9 +129,10 @@ class ProcessGroup:
         """Ask all processes to save and end; kill them when called again, but not by SIGHUP: terminals repeat it."""
         if self.stopping and number == signal.SIGHUP:
             return
+        sent = signal.SIGKILL if self.stopping else signal.SIGTERM
+        self.stopping = True  # first, as another signal may interrupt this call
         for process in self._processes:
-            send_signal(process, signal.SIGKILL if self.stopping else signal.SIGTERM)
-        self.stopping = True
+            send_signal(process, sent)
 
     def run(self) -> int:
         """Run all processes to their end; return 0, 2 if any of them did, or else the code of the first to fail."""
