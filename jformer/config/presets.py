@@ -39,7 +39,6 @@ _LLAMA = {
     "norm": "pre",
     "norm_type": "rmsnorm",
     "positions": "rotary",
-    "max_length": 2048,
     "activation": "swiglu",
     "bias": False,
     "dropout": 0.0,
