@@ -53,7 +53,8 @@ NAVIGATION = {
     "Look up": [OPTIONS, LIBRARY, "docs/reference.md", "docs/glossary.md"],
     "Lab book": [
         "experiments/README.md",
-        *(f"experiments/{part}/README.md" for part in ("papers", "speed", "faults", "checks")),
+        *(f"experiments/{part}.md" for part in ("papers/README", "speed/README", "speed/programs")),
+        *(f"experiments/{part}/README.md" for part in ("faults", "checks")),
     ],
     "Decisions": [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))],
     "Take part": ["docs/map.md", "CONTRIBUTING.md", "docs/stability.md", "SECURITY.md", "CHANGELOG.md"],

@@ -256,12 +256,12 @@ def test_a_search_of_ids_refuses_what_it_does_not_read(option):
         jformer.search(model, {}, jformer.make_batch([[4, 5]]), 4, **option)
 
 
-@pytest.mark.parametrize(("room", "option"), [(3, {"coverage_penalty": 0.1}), (7, {"beam_size": 1})])
-def test_a_search_of_ids_refuses_attention_and_positions_that_the_model_lacks(room, option):
+@pytest.mark.parametrize(("max_tokens", "option"), [(3, {"coverage_penalty": 0.1}), (7, {"beam_size": 1})])
+def test_a_search_of_ids_refuses_attention_and_positions_that_the_model_lacks(max_tokens, option):
     sizes = {"vocab_size": 16, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2, "max_length": 8}
     model = jformer.build_model(jformer.ModelConfig(family="decoder", positions="learned", **sizes))
-    with pytest.raises(jformer.UserError, match=r"has none|3 tokens and room=7 take 9 positions"):
-        jformer.search(model, {}, {}, room, prompt=np.array([[1, 4, 5]]), **option)
+    with pytest.raises(jformer.UserError, match=r"has none|3 tokens and max_tokens=7 take 9 positions"):
+        jformer.search(model, {}, {}, max_tokens, prompt=np.array([[1, 4, 5]]), **option)
 
 
 @dataclasses.dataclass
@@ -286,7 +286,7 @@ def test_what_is_no_search_and_no_batch_is_one_line():
     vectors = jformer.build_model(jformer.ModelConfig(**sizes).with_vectors())
     with pytest.raises(jformer.UserError, match=r"which model\.head\.vectors=True does not"):
         jformer.search(vectors, {}, {}, 4)
-    with pytest.raises(jformer.UserError, match="room=0 must be at least 1"):
+    with pytest.raises(jformer.UserError, match="max_tokens=0 must be at least 1"):
         jformer.search(jformer.build_model(jformer.ModelConfig(**sizes)), {}, {}, 0)
     config = jformer.ModelConfig(**sizes)
     object.__setattr__(config, "recurrent", {"cell": "lstm"})  # tests refuse the type before

@@ -184,7 +184,7 @@ def search_ids(
     model: Model,
     params: PyTree,
     batch: Batch,
-    room: int,
+    max_tokens: int,
     prompt: Int[Array, "b p"] | Sequence[Sequence[int]] | None = None,
     **options: Unpack[DecodeOptions],
 ) -> Decoded:
@@ -198,7 +198,7 @@ def search_ids(
         params: its parameters.
         batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; empty for a language model,
             which has a row for each prompt, or one.
-        room: the maximum number of tokens of an output.
+        max_tokens: the maximum number of tokens of an output.
         prompt: the tokens that outputs continue, of any lengths if they are lists; an array has PAD before or after
             them. None = BOS alone.
 
@@ -208,41 +208,57 @@ def search_ids(
     if not model.config.decodes:
         kind = "head.vectors=True" if model.config.head.vectors else f"family={model.config.family!r}"
         raise UserError(f"jformer.search writes text, which model.{kind} does not")
-    if room < 1:
-        raise UserError(f"room={room} must be at least 1: it is the maximum number of tokens of an output")
-    settings: DecodeConfig = build_section(DecodeConfig, options, "decode.")
-    settings.check()
-    unread = sorted({*options} & {*NO_SEARCH_OF_IDS_READS})
-    if unread:
-        names = ", ".join(unread)
-        raise UserError(f"jformer.search does not use {names}: leave them out; `room` limits the length of an output")
-    if settings.search == "mbr":
-        raise UserError("decode.search='mbr' compares texts, which jformer.search does not write: use 'sample'")
-    refuse_without_attention(settings, model.config)
+    if max_tokens < 1:
+        raise UserError(f"max_tokens={max_tokens} must be at least 1: it is the maximum number of tokens of an output")
+    settings = _search_options(options, model)
     symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
-    arrays: Any = batch.values()
-    prompt = None if prompt is None else padded_behind(prompt, symbols.pad)
-    rows = max(map(len, arrays), default=1 if prompt is None else len(prompt))
-    prompt = jnp.full((rows, 1), symbols.bos, jnp.int32) if prompt is None else prompt
-    if len(prompt) != rows:
-        raise UserError(f"a prompt of {len(prompt)} rows for a batch of {rows}: give one to each row")
-    if not isinstance(prompt, jax.core.Tracer) and prompt.is_fully_addressable:
-        _refuse_prompt(np.asarray(prompt), symbols.pad, vocabulary)
-    width = prompt.shape[1]
-    if model.config.positions == "learned" and width - 1 + room > model.config.max_length:
+    prompt = _prompts(prompt, batch, vocabulary, symbols)
+    rows, width = prompt.shape
+    last = width - 1 + max_tokens
+    if model.config.positions == "learned" and last > model.config.max_length:
         raise UserError(
-            f"a prompt of {width} tokens and room={room} take {width - 1 + room} positions, and model.max_length="
-            f"{model.config.max_length}: lower room"
+            f"a prompt of {width} tokens and max_tokens={max_tokens} take {last} positions, and model.max_length="
+            f"{model.config.max_length}: lower max_tokens"
         )
     asked: SearchBatch = {
         **batch,
         "prompt": prompt,
         "prompt_length": (prompt != symbols.pad).sum(axis=1),
-        "limit": jnp.full(rows, room),
+        "limit": jnp.full(rows, max_tokens),
         "line": jnp.arange(rows),
     }
     may_write = ~np.isin(np.arange(vocabulary), (symbols.pad, symbols.bos))
-    return begin_search(make_setup([model], settings, may_write, symbols), [params], asked, room).run()
+    return begin_search(make_setup([model], settings, may_write, symbols), [params], asked, max_tokens).run()
+
+
+def _search_options(options: DecodeOptions, model: Model) -> DecodeConfig:
+    """Return the options of a search of ids. Raise UserError for those that it does not read or the model cannot do."""
+    settings: DecodeConfig = build_section(DecodeConfig, options, "decode.")
+    settings.check()
+    unread = sorted({*options} & {*NO_SEARCH_OF_IDS_READS})
+    if unread:
+        names = ", ".join(unread)
+        raise UserError(f"jformer.search does not use {names}: leave them out; max_tokens limits an output's length")
+    if settings.search == "mbr":
+        raise UserError("decode.search='mbr' compares texts, which jformer.search does not write: use 'sample'")
+    refuse_without_attention(settings, model.config)
+    return settings
+
+
+def _prompts(
+    prompt: Int[Array, "b p"] | Sequence[Sequence[int]] | None, batch: Batch, vocabulary: int, symbols: Symbols
+) -> Int[Array, "b p"]:
+    """Return a prompt for each row of a batch, padded behind: BOS alone if none are given."""
+    arrays: Any = batch.values()
+    if prompt is None:
+        return jnp.full((max(map(len, arrays), default=1), 1), symbols.bos, jnp.int32)
+    prompt = padded_behind(prompt, symbols.pad)
+    rows = max(map(len, arrays), default=len(prompt))
+    if len(prompt) != rows:
+        raise UserError(f"a prompt of {len(prompt)} rows for a batch of {rows}: give one to each row")
+    if not isinstance(prompt, jax.core.Tracer) and prompt.is_fully_addressable:
+        _refuse_prompt(np.asarray(prompt), symbols.pad, vocabulary)
+    return prompt
 
 
 def _refuse_prompt(prompt: np.ndarray, pad: int, vocabulary: int) -> None:

@@ -180,7 +180,8 @@ def _multiply_heads(x: Array, y: Array, sums: tuple[int, int]) -> Array:
 
     `jnp.einsum` may swap them, sum over other axes, or permute the larger of two arrays. XLA:GPU then emits scores as
     [.. s t], sums them along the slow axis, and transposes weights, gradients and heads with slow kernels
-    (docs/performance.md). Here queries, keys and values alone are transposed, and their last axis stays the last.
+    (experiments/speed/programs.md). Here queries, keys and values alone are transposed, and their last axis stays the
+    last.
     """
     return jax.lax.dot_general(x, y, (((sums[0],), (sums[1],)), ((0, 1), (0, 1))))
 
