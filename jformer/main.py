@@ -125,8 +125,7 @@ def main(argv: list[str] | None = None) -> int:
             print(__doc__, flush=True)
         return DONE
     silence_libtpu()
-    with processes.heed_signals("stopped"):
-        return run_command(argv)
+    return run_command(argv)
 
 
 def run_command(argv: list[str]) -> int:
@@ -134,9 +133,15 @@ def run_command(argv: list[str]) -> int:
     try:
         with os_errors_as_user_errors():
             options, overrides = read_flags(argv)
+            if options.mode == "train":
+                keep_freed_memory()  # before the thread of `heed_signals`
             if options.deterministic:
                 choose_deterministic()
-            with processes.join_run(coordinates(options)), os_errors_as_user_errors():  # which all processes then print
+            with (
+                processes.heed_signals("stopped"),
+                processes.join_run(coordinates(options)),
+                os_errors_as_user_errors(),  # which all processes then print
+            ):
                 config = configure(options, overrides)
                 check_processes_agree(options, config)
                 workdir = run_path(options.workdir or "")
@@ -172,8 +177,6 @@ def prepare(options: flags.FlagValues, config: Config, workdir: Path) -> None:
         check_writable("data.cache_dir", run_path(config.data.cache_dir))
     if options.mode in WITHOUT_DEVICES:
         return
-    if options.mode == "train":
-        keep_freed_memory()
     keep_compiled(config)
     if options.deterministic and processes.is_main_process():
         print(deterministic_line(), file=sys.stderr)

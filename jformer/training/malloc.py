@@ -11,18 +11,21 @@ ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep freed memory for the next update; call this before threads start.
+    """Make the C library keep freed memory for the next update; call this before any thread starts.
 
     XLA:CPU allocates all temporaries of an update at once and frees them after it. By default, blocks of this size go
     back to the operating system and come back as untouched pages, hundreds of thousands an update; faulting them in
     took a quarter of its time. The price: the process keeps its peak size until `give_back_freed_memory`. Does nothing
     where an accelerator computes, or without glibc.
+
+    A thread that has started already has a heap of its own. glibc lets later threads share it, XLA's among them, and
+    blocks of over 64 MB that these allocate go back every time.
     """
     set_option = _glibc("mallopt")
     if set_option and computes_on_cpu():
         set_option(MMAP_MAX, 0)  # large blocks come from the heap,
         set_option(TRIM_THRESHOLD, -1)  # whose end is never given back,
-        set_option(ARENA_MAX, 1)  # and all threads share it: other heaps end at 64 MB
+        set_option(ARENA_MAX, 1)  # and all later threads share it: other heaps end at 64 MB
 
 
 def give_back_freed_memory() -> None:

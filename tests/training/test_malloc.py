@@ -56,6 +56,30 @@ def test_what_one_thread_freed_another_takes():
     assert second < first / 10
 
 
+COMMAND = """
+import pathlib, sys, tempfile
+from jformer import main
+
+def train(options, config, workdir):
+    faults()
+    for _ in range(4):
+        thread = threading.Thread(target=lambda: print(faults()))
+        thread.start()
+        thread.join()
+    return 0
+
+main.MODES["train"] = train
+with tempfile.TemporaryDirectory() as workdir:
+    sys.exit(main.main(["jformer", "--config=quickstart", f"--workdir={workdir}/run"]))
+"""
+
+
+@needs_glibc
+def test_the_command_keeps_memory_before_it_starts_a_thread():
+    """Each second thread shared the heap of the one that waits for signals: its blocks were mapped anew every time."""
+    assert max(count(COMMAND)) < 160  # of 16,384 pages
+
+
 COMPILING = """
 import ctypes
 from jformer.training.malloc import (give_back_freed_memory, keep_freed_memory)
