@@ -53,8 +53,11 @@ NAVIGATION = {
     "Look up": [OPTIONS, LIBRARY, "docs/reference.md", "docs/glossary.md"],
     "Lab book": [
         "experiments/README.md",
-        *(f"experiments/{part}.md" for part in ("papers/README", "speed/README", "speed/programs")),
-        *(f"experiments/{part}/README.md" for part in ("faults", "checks")),
+        "experiments/papers/README.md",
+        "experiments/speed/README.md",
+        "experiments/speed/programs.md",
+        "experiments/faults/README.md",
+        "experiments/checks/README.md",
     ],
     "Decisions": [f"docs/decisions/{path.name}" for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))],
     "Take part": ["docs/map.md", "CONTRIBUTING.md", "docs/stability.md", "SECURITY.md", "CHANGELOG.md"],

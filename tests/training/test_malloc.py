@@ -57,7 +57,7 @@ def test_what_one_thread_freed_another_takes():
 
 
 COMMAND = """
-import pathlib, sys, tempfile
+import sys, tempfile
 from jformer import main
 
 def train(options, config, workdir):
