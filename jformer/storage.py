@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -49,6 +50,21 @@ def new_directory(path: str | os.PathLike[str], option: str = "") -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{option}{path} exists and is not empty: name a new directory")
     return target
+
+
+@contextlib.contextmanager
+def filling(target: Path) -> Iterator[None]:
+    """Create a directory on disk, unless it is there and empty; an error raised inside removes what was written."""
+    was_there = target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for path in target.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not was_there:
+            target.rmdir()
+        raise
 
 
 def in_bucket(path: Path) -> bool:

@@ -248,7 +248,10 @@ def best_measured_with(config: Config) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"evaluate.during_examples": evaluate.during_examples}
     if name in ("bleu", "ter"):
-        found["evaluate.tokenize"] = tokenization(config)
+        sets = [
+            dataclasses.replace(config, data=config.data.of(part)) for part in config.data.validation_sets().values()
+        ]
+        found["evaluate.tokenize"] = ", ".join(dict.fromkeys(map(tokenization, sets)))
     if name in ("bleu", "chrf"):
         found["evaluate.lowercase"] = evaluate.lowercase
     if config.task == "embed":

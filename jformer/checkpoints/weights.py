@@ -270,9 +270,14 @@ def average_steps(steps: Sequence[int], every: int, count: int) -> list[int]:
 
 
 def average(trees: Iterable[PyTree]) -> PyTree:
-    """Return the mean of several parameter trees, summed in float32 on their devices, one in memory at a time."""
-    total, count = None, 0
-    for tree in trees:
-        total = tree if total is None else jax.tree.map(jnp.add, total, tree)
-        count += 1
-    return jax.tree.map(lambda x: x / jnp.float32(count), total)
+    """Return the mean of several parameter trees in float32, computed on their devices, one in memory at a time.
+
+    It moves from the first by differences, so that parameters that are the same in all, as frozen ones are, stay so.
+    """
+    mean = None
+    for count, tree in enumerate(trees, start=1):
+        if mean is None:
+            mean = jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+        else:
+            mean = jax.tree.map(lambda mean, x, count=count: mean + (x - mean) / count, mean, tree)
+    return mean

@@ -94,7 +94,7 @@ class _Options(ConfigDict):
     """A ConfigDict that takes NumPy's scalars and paths, and no bool for a float; ConfigDict converts True to 1.0."""
 
     def __setitem__(self, key: str, value: object) -> None:
-        value = _plain(value)
+        value = plain(value)
         if isinstance(value, bool) and isinstance(self.get(key), float):
             raise TypeError(f"{key}={value} must be {WANTED[float]}")
         super().__setitem__(key, value)
@@ -129,7 +129,7 @@ def build_section(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
     return kind(**{key: _typed(hints[key], value, prefix + key) for key, value in values.items()})
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a scalar of NumPy, or a path, as the value of Python that it stands for."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(kind: Any, value: Any, key: str) -> Any:
-    value = _plain(value)
+    value = plain(value)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return build_section(kind, value, key + ".")
     if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):

@@ -107,6 +107,10 @@ class SourceConfig:
                     f"{name}.clean: {rule!r} is not one of 'characters=1-500', 'ratio=3', 'source_script=LATIN', "
                     "'target_script=CJK+HIRAGANA', 'identical', 'control' or 'duplicates'"
                 )
+            key, _, value = rule.partition("=")
+            least, _, most = value.partition("-")
+            if (key == "characters" and int(least) > int(most)) or (key == "ratio" and float(value) < 1):
+                raise UserError(f"{name}.clean: {rule!r} must be characters=LEAST-MOST, or a ratio of at least 1")
             if rule.startswith(LACKING.get(self.source, ())):
                 raise UserError(f"{name}.clean: {rule!r} reads a text that source={self.source!r} lacks: leave it out")
         check_least(name, self, ("num_pairs",), 1)
@@ -160,7 +164,8 @@ class DataConfig(SourceConfig):
     # qa: a context too long for one window of max_source_length is read in several; the tokens from the start of one to
     # the start of the next, at most a whole window (the published code of Devlin et al. 2019 uses 128)
     doc_stride: int = 128
-    # Training examples over these limits: drop | cut | split them (lm, denoise, tag); all counted.
+    # Training and validation examples over these limits: drop | cut | split them (lm, denoise, tag); all counted. Test
+    # sets drop none.
     overlong: str = "drop"
     piece_start: str = "bos"  # lm, overlong=split: a piece is read after bos | the previous token of its text
 
@@ -284,6 +289,9 @@ class DataConfig(SourceConfig):
         learned = ("character_coverage", "byte_fallback", "split_digits", "normalization")
         kind = f"data.tokenizer='bpe' or 'unigram', not {self.tokenizer!r}"
         self._check_unset(not ours, ("vocabulary", "symbols", *learned[:2]), f" needs {kind}")
+        self._check_unset(self.tokenizer in ("word", "char", "byte"), ("split_digits",), f" needs {kind}")
+        whole = f" has no effect on data.tokenizer={self.tokenizer!r}, which leaves nothing out"
+        self._check_unset(self.tokenizer in ("char", "byte"), ("vocab_temperature",), whole)
         self._check_unset(
             self.tokenizer != "bpe", ("bpe_dropout",), f" needs data.tokenizer='bpe', not {self.tokenizer!r}"
         )

@@ -62,7 +62,8 @@ class Plan:
         """Return one epoch's batches in order.
 
         Units left over from one shape join the next longer one; only the longest shape may end in a batch with empty
-        rows. Besides these, each distinct fraction among the weights adds at most one empty row.
+        rows. Besides these, each distinct fraction among the weights adds at most one empty row; where these fill a
+        batch, it repeats some of the epoch's units.
         """
         rng = np.random.default_rng([self.seed, epoch])
         shares = self._shares(epoch)
@@ -74,14 +75,12 @@ class Plan:
             units = np.concatenate([rest, units])
             waiting += self._places[index]
             full = waiting // shape.rows * shape.rows
-            batches += [
-                PlannedBatch(shape, self._occupied(rows, index)) for rows in units[:full].reshape(-1, shape.rows)
-            ]
+            batches += [PlannedBatch(shape, rows) for rows in units[:full].reshape(-1, shape.rows)]
             rest, waiting = units[full:], waiting - full
         if len(rest):
             last = np.concatenate([rest, np.full(self.shapes[-1].rows - len(rest), -1, self._dtype)])
-            batches.append(PlannedBatch(self.shapes[-1], self._occupied(last, len(self.shapes) - 1)))
-        return [batches[i] for i in rng.permutation(len(batches))]
+            batches.append(PlannedBatch(self.shapes[-1], last))
+        return self._occupied([batches[i] for i in rng.permutation(len(batches))], epoch)
 
     def _passes(self, bucket: int, rng: np.random.Generator) -> np.ndarray:
         """Return a bucket's units once for each whole pass of their part."""
@@ -96,9 +95,23 @@ class Plan:
     def _dtype(self) -> type[np.signedinteger]:
         return np.int32 if len(self.bucket) < 2**31 else np.int64
 
-    def _occupied(self, rows: np.ndarray, bucket: int) -> np.ndarray:
-        """Return the units of a batch; if all rows are empty, one gets a unit: an empty batch has no loss."""
-        return np.append(np.argmax(self.bucket <= bucket), rows[1:]) if rows.max() < 0 else rows
+    def _occupied(self, batches: list[PlannedBatch], epoch: int) -> list[PlannedBatch]:
+        """Return the batches of an epoch; those of empty rows alone, which have no loss, get units that fit."""
+        if all(batch.units.max() >= 0 for batch in batches):
+            return batches
+        rng = np.random.default_rng([self.seed, epoch, 2])
+        drawn = np.concatenate([batch.units[batch.units >= 0] for batch in batches])
+
+        def occupied(batch: PlannedBatch) -> PlannedBatch:
+            if batch.units.max() >= 0:
+                return batch
+            index = self.shapes.index(batch.shape)
+            fitting = drawn[self.bucket[drawn] <= index]
+            if not len(fitting):
+                fitting = np.flatnonzero(self.bucket <= index)
+            return PlannedBatch(batch.shape, rng.choice(fitting, batch.shape.rows).astype(self._dtype))
+
+        return [occupied(batch) for batch in batches]
 
     @functools.cached_property
     def _fractions(self) -> list[tuple[Fraction, np.ndarray]]:

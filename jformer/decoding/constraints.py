@@ -1,7 +1,7 @@
 """Phrases that an output must contain, and a beam that makes room for hypotheses that do not have them yet.
 
-Axes: b sentences, p phrases of a sentence, s spellings of a phrase, l tokens of the longest, n beams, c candidates of a
-beam, k before phrases add theirs, v vocabulary.
+Axes: b sentences, p phrases of a sentence, s spellings of a phrase, l tokens of the longest (m one more), n beams, c
+candidates of a beam, k before phrases add theirs, v vocabulary.
 
 Left to itself a beam drops improbable words before they can be rewarded. So its beams are divided among banks,
 one for each number of constraint tokens that hypotheses have met, and the next token of every unmet phrase is a
@@ -24,6 +24,7 @@ class Constraints(NamedTuple):
 
     phrases: Int[Array, "b p s l"]  # filled with padding
     lengths: Int[Array, "b p s"]  # 0 where a phrase has no more spellings
+    borders: Bool[Array, "b p s m l"]  # [m, i]: whether the first m tokens of a spelling end with its first i
     pad: int
 
     @property
@@ -44,7 +45,25 @@ def make_constraints(phrases: Int[Array, "b p s l"], pad: int) -> Constraints:
     >>> make_constraints(jnp.array([[[[5, 6], [8, 0]], [[7, 0], [0, 0]]]]), pad=0).lengths.tolist()
     [[[2, 1], [1, 0]]]
     """
-    return Constraints(phrases, (phrases != pad).sum(axis=3), pad)
+    return Constraints(phrases, (phrases != pad).sum(axis=3), _borders(phrases), pad)
+
+
+def _borders(phrases: Int[Array, "b p s l"]) -> Bool[Array, "b p s m l"]:
+    """Return what an interrupted spelling can fall back to, as the failure function of Knuth et al. 1977 says.
+
+    >>> _borders(jnp.array([[[[5, 5, 6]]]]))[0, 0, 0].astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]]
+    """
+    nothing = jnp.arange(phrases.shape[3]) == 0  # [l]: every beginning ends with the empty one
+
+    def lengthen(before: Bool[Array, "b p s l"], token: Int[Array, "b p s"]) -> tuple[Array, Array]:
+        longer = before[..., :-1] & (phrases[..., :-1] == token[..., None])
+        after = jnp.concatenate([jnp.ones_like(before[..., :1]), longer], axis=-1)
+        return after, after
+
+    first = jnp.broadcast_to(nothing, phrases.shape)
+    _, others = lax.scan(lengthen, first, jnp.moveaxis(phrases, 3, 0))
+    return jnp.moveaxis(jnp.concatenate([first[None], others]), 0, 3)
 
 
 def has_phrases(phrases: Int[Array, "b p s l"], pad: int) -> Bool[Array, " b"]:
@@ -61,7 +80,6 @@ class ConstraintProgress(NamedTuple):
 
     met: Bool[Array, "b *n p"]
     matched: Int[Array, "b *n p s"]  # tokens of the longest beginning of the spelling that the hypothesis ends with
-    tail: Int[Array, "b *n l"]  # the last tokens of the hypothesis, as many as the longest phrase has
 
 
 def initial_progress(constraints: Constraints, beams: int) -> ConstraintProgress:
@@ -70,10 +88,9 @@ def initial_progress(constraints: Constraints, beams: int) -> ConstraintProgress
     >>> initial_progress(make_constraints(jnp.array([[[[5, 6]], [[0, 0]]]]), pad=0), beams=1).met.tolist()
     [[[False, True]]]
     """
-    b, _, _, longest = constraints.phrases.shape
+    b, p, s, _ = constraints.phrases.shape
     met = jnp.repeat((constraints.needed == 0)[:, None], beams, axis=1)  # [b p] → [b n p]
-    tail = jnp.full((b, beams, longest), constraints.pad, jnp.int32)
-    return ConstraintProgress(met, jnp.zeros((b, beams, *constraints.lengths.shape[1:]), jnp.int32), tail)
+    return ConstraintProgress(met, jnp.zeros((b, beams, p, s), jnp.int32))
 
 
 def add_constraint_tokens(
@@ -127,23 +144,15 @@ def advance_progress(
     >>> after.matched.tolist()  # a first 5 is half of the phrase, a first 6 is nothing
     [[[[[1]], [[0]]]]]
     """
-    longest = constraints.phrases.shape[3]
-    past = progress.tail[:, :, None, 1:]  # [b n 1 l-1]
-    past = jnp.broadcast_to(past, (*tokens.shape, longest - 1))  # → [b n c l-1]
-    tail = jnp.concatenate([past, tokens[..., None]], axis=3)  # → [b n c l]
-
-    # The last `size` tokens of the tail beside the first `size` tokens of every spelling, for all sizes at once.
-    offsets = jnp.arange(longest)  # [l]
-    sizes = jnp.arange(1, longest + 1)  # [size]
-    beyond = offsets >= sizes[:, None]  # [size l]
-    indices = jnp.minimum(longest - sizes[:, None] + offsets, longest - 1)  # [size l]
-    suffixes = tail[:, :, :, None, None, indices]  # [b n c 1 1 size l]
-    prefixes = constraints.phrases[:, None, None, :, :, None]  # [b 1 1 p s 1 l]
-    equal = ((prefixes == suffixes) | beyond).all(axis=6)  # [b n c p s size]
-    matched = jnp.where(equal, sizes, 0).max(axis=5)  # [b n c p s]; at most the spelling: padding is never written
+    before = progress.matched[..., None, None]  # [b n p s 1 1]
+    ends_with = jnp.take_along_axis(constraints.borders[:, None], before, axis=4)[..., 0, :]  # → [b n p s l]
+    fits = constraints.phrases[:, None, None] == tokens[..., None, None, None]  # [b n c p s l]
+    sizes = jnp.arange(1, constraints.phrases.shape[3] + 1)  # with the token
+    # Those of padding never fit: it is never written.
+    matched = jnp.where(ends_with[:, :, None] & fits, sizes, 0).max(axis=5)  # [b n c p s]
     lengths = constraints.lengths[:, None, None]
     met = progress.met[:, :, None] | ((matched == lengths) & (lengths > 0)).any(axis=4)
-    return ConstraintProgress(met, matched, tail)
+    return ConstraintProgress(met, matched)
 
 
 def tokens_met(constraints: Constraints, progress: ConstraintProgress) -> Int[Array, " b *n"]:

@@ -1,6 +1,7 @@
 """Every option of decoding, with its default and its source. Imports no JAX."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -15,6 +16,7 @@ OUTPUTS = ("text", "tsv", "jsonl", "conll")
 OVERLONG = ("cut", "split")
 POOLINGS = ("", "mean", "first", "last", "pooler")
 DTYPES = ("", "float32", "bfloat16", "auto")
+COLDEST = 1e-6  # the lowest temperature: log-probabilities divided by it must stay finite
 LONGEST = 2**20  # tokens beyond a source, or of an n-gram: the arrays of a search are that long for any output
 BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "ended_first",
              "beam_groups", "diversity")  # fmt: skip
@@ -30,7 +32,7 @@ NO_PROGRAM_READS = (*OF_RUNS, "forced_start", "forbid", "only", "source_language
 NO_SEARCH_OF_IDS_READS = (*NO_PROGRAM_READS, "max_length", "max_extra_length", "max_answer_length",
                           "no_answer_threshold", "normalize", "ensemble_average", "dtype", "mbr_utility",
                           "rerank")  # fmt: skip
-NO_GREEDY_ANSWER_READS = (*OF_RUNS, *SAMPLE_ONLY, "mbr_utility", "diversity", "normalize", "ensemble_average", "dtype")
+NO_GREEDY_ANSWER_READS = (*OF_RUNS, *BEAM_ONLY, *SAMPLE_ONLY, "mbr_utility", "normalize", "ensemble_average", "dtype")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +155,10 @@ class DecodeConfig:
         self._check_outputs()
 
     def _check_probabilities(self) -> None:
-        if not self.temperature > 0:
+        if not COLDEST <= self.temperature < math.inf:
             raise UserError(
-                f"decode.temperature={self.temperature} must be above 0; decode.top_k=1 takes the likeliest"
+                f"decode.temperature={self.temperature} must be at least {COLDEST:g} and finite; decode.top_k=1 takes "
+                "the likeliest"
             )
         for key in ("top_p", "typical"):
             if not 0 < getattr(self, key) <= 1:
@@ -171,6 +174,13 @@ class DecodeConfig:
         for key in () if is_own(self.search) else unread:
             if getattr(self, key) != DEFAULTS[key] and key not in PRESET:
                 raise UserError(f"decode.{key}={getattr(self, key)} is read by decode.search='{readers}' only")
+        if self.beam_groups == 1 and self.diversity != DEFAULTS["diversity"]:
+            raise UserError(f"decode.diversity={self.diversity} acts between groups of beams: set decode.beam_groups")
+        if self.coverage_penalty and self.beam_size > 1 and not self.ended_first:
+            raise UserError(
+                "decode.coverage_penalty ranks outputs that have ended, and decode.ended_first=False ranks others with "
+                "them: set it to True"
+            )
         if self.beam_size % self.beam_groups:
             raise UserError(f"decode.beam_groups={self.beam_groups} must divide decode.beam_size={self.beam_size}")
         if self.rerank and self.search == "mbr":

@@ -81,11 +81,12 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
             divisor = row_shards(mesh) * config.train.accumulation
             asked = languages[0] or config.decode.source_language, languages[1] or config.decode.target_language
             tokenizers = directed(predictor.tokenizers, config.data, asked)
-            batches, corpus = evaluation_batches(config.data, predictor.task, tokenizers, split, divisor)
+            own = config.of_test_set(key)
+            task = build_task(_whole(own))
+            batches, corpus = evaluation_batches(config.data, task, tokenizers, split, divisor)
         with show_progress(f"scoring {key}", quiet=quiet):
             sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
-            own = config.of_test_set(key)
-            scores = build_task(own).score(outputs, examples, sums)
+            scores = task.score(outputs, examples, sums)
         for name, entry in scores.items():
             if (each := entry.pop("segments", None)) and not quiet:
                 results.save_outputs(folder, f"{key}.{name}", [*map(str, each)])
@@ -98,6 +99,16 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     if not quiet:
         results.save(folder, scored)
     return scored
+
+
+def _whole(config: Config) -> Config:
+    """Return the config with examples over the limits cut rather than dropped: each is answered, so each has a loss."""
+    data = config.data
+    return (
+        config
+        if data.overlong != "drop"
+        else dataclasses.replace(config, data=dataclasses.replace(data, overlong="cut"))
+    )
 
 
 def refuse_other_languages(config: Config, saved: Config) -> None:

@@ -324,10 +324,11 @@ def _opened(job: Job[Asked], settings: dict[str, object]) -> Iterator[Callable[[
         found: list[Any] = []
         yield found.extend
         job.save(found)
+    elif job.target == "-":
+        yield lambda texts: _write_lines(sys.stdout, texts)
     else:
         target = Path(job.target)
-        lines = contextlib.nullcontext(sys.stdout) if job.target == "-" else open_output(target, job.resume, settings)
-        with whole_lines_only(target), lines as out:
+        with whole_lines_only(target), open_output(target, job.resume, settings) as out:
             yield lambda texts: _write_lines(out, texts)
 
 

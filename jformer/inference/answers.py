@@ -53,6 +53,7 @@ class Piece(NamedTuple):
     window: "Window | None" = None  # the part of a question and its context that it covers
     languages: tuple[str, str] = ("", "")  # of the request
     text: str = ""  # that `ids` encode, of an input that is searched for
+    part: int = 0  # its number among the pieces of such an input
 
 
 class EncodedPair(NamedTuple):

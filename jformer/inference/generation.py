@@ -45,6 +45,7 @@ from jformer.parallel.sharding import over_rows
 from jformer.plugins import is_own
 from jformer.tasks.task import MASKS
 
+AFTER_SAMPLES = np.uint32(2**31)  # beyond the numbers of samples
 KEPT = 16  # programs of each kind that are cached
 TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be the largest array by far
 # Of the compiler, by platform. XLA:GPU of JAX 0.12 fails at slices fused into products: "Slice not assigned".
@@ -58,6 +59,7 @@ class SearchBatch(Batch, total=False):
     prompt_length: Int[Array, " b"]  # at least 1
     limit: Int[Array, " b"]  # the most tokens to add; 0 for a row that only fills the batch
     line: Int[Array, " b"]  # the number of the input line, from which samples are drawn
+    part: Int[Array, " b"]  # that of the piece of a split line; 0 if missing
     max_unfinished: int | Int[Array, ""]  # last rows that may be left unfinished; 0 if missing
     prefix: Int[Array, "b p"]  # the beginning of the output
     prefix_length: Int[Array, " b"]
@@ -170,7 +172,7 @@ def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatc
     if is_own(options.search):
         own: OwnSearch = plugins.find("decode.search", options.search, {})
         return own(*begun)
-    return sample(*begun, _keys(options.seed, batch["line"], options.hypotheses))
+    return sample(*begun, _keys(options.seed, batch["line"], batch.get("part"), options.hypotheses))
 
 
 def beam_arguments(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Any, ...]:
@@ -416,14 +418,18 @@ def _coverage(weight: float, cache: Cache) -> Float[Array, " rows"]:
     return weight * jnp.where(real, jnp.log(jnp.clip(attended, 1e-9, 1.0)), 0).sum(axis=1)
 
 
-def _keys(seed: int, lines: Int[Array, " b"], samples: int) -> Key[Array, " rows"]:
-    """Return a key for every sample, derived from the seed, the number of its input line and its own number alone."""
+def _keys(seed: int, lines: Int[Array, " b"], parts: Int[Array, " b"] | None, samples: int) -> Key[Array, " rows"]:
+    """Return a key for every sample, derived from the seed, the number of its input line and its own number alone.
 
-    def of_line(line: Int[Array, ""]) -> Key[Array, " n"]:
-        key = jax.random.fold_in(jax.random.key(seed), line)
-        return jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(samples))
-
-    return jax.vmap(of_line)(lines).reshape(-1)
+    Those of later pieces of a split line also depend on the piece; a line that is not split has the keys of a first
+    piece.
+    """
+    keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(lines)
+    if parts is not None:
+        further = jax.vmap(jax.random.fold_in)(keys, parts.astype(jnp.uint32) + AFTER_SAMPLES)
+        keys = jnp.where(parts > 0, further, keys)
+    of_samples = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    return jax.vmap(of_samples, in_axes=(0, None))(keys, jnp.arange(samples)).reshape(-1)
 
 
 def stack_layers(params: PyTree) -> PyTree:

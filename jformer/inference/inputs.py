@@ -158,8 +158,9 @@ class Inputs:
             self.counts[UNKNOWN] += self.side.symbols.unk in ids
             parts = self._fit(ids, request)
             texts = [request.text] if len(parts) == 1 else map(self.tokenizers[0].decode, parts)
-            both = zip(parts, texts, strict=True)
-            yield [Piece(part, request.line, languages=request.languages, text=text) for part, text in both]
+            both = enumerate(zip(parts, texts, strict=True))
+            line, languages = request.line, request.languages
+            yield [Piece(part, line, languages=languages, text=text, part=i) for i, (part, text) in both]
 
     def _encode(self, requests: Sequence[Request]) -> list[Sequence[int]]:
         """Return the sequences of texts, each with the symbols of its languages."""
@@ -276,6 +277,8 @@ class Inputs:
         batch["limit"] = np.where(np.arange(rows) < len(pieces), limit, 0).astype(np.int32)
         batch["max_unfinished"] = np.array(len(pieces) // UNFINISHED_SHARE if short else 0, np.int32)
         batch["line"] = _filled([piece.line for piece in pieces], (rows,), 0)
+        if any(piece.part for piece in pieces):
+            batch["part"] = _filled([piece.part for piece in pieces], (rows,), 0)
         refuse_foreign_ids(batch, self._id_limits, "the text to answer")
         return {**batch, **_phrases(pieces, rows, self.symbols.pad)}, room
 

@@ -17,7 +17,16 @@ from jformer.errors import UserError
 from jformer.tasks import features
 from jformer.tasks.features import OURS
 from jformer.tasks.metrics import Scores
-from jformer.tasks.noise import Noise, corrupt_spans, infill, noised, span_counts, span_lengths, surrounded
+from jformer.tasks.noise import (
+    Noise,
+    corrupt_spans,
+    infill,
+    noise_ids,
+    noised,
+    span_counts,
+    span_lengths,
+    surrounded,
+)
 from jformer.tasks.sums import Sums
 from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
 
@@ -68,7 +77,13 @@ def corrupted_spans(density: float, mean_span: float, vocab_size: int, symbols: 
     """Return source and target of T5's denoising: the target spells out what sentinels replace in the source."""
     options: dict[str, Any] = {"density": density, "mean_span": mean_span}
     noise = functools.partial(corrupt_spans, **options, vocab_size=vocab_size, symbols=symbols[1])
-    return _denoise(noise, functools.partial(span_lengths, **options), symbols)
+
+    def lengths(n: np.ndarray) -> Lengths:
+        _, spans = span_counts(n, **options)
+        noise_ids(symbols[1], vocab_size, int(spans.max(initial=0)))  # refuses a text of more spans than sentinels
+        return span_lengths(n, **options)
+
+    return _denoise(noise, lengths, symbols)
 
 
 def infilled(density: float, mean_span: float, vocab_size: int, symbols: BothSymbols = (OURS, OURS)) -> Features:

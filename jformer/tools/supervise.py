@@ -14,6 +14,7 @@ the devices are theirs.
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import shlex
 import signal
@@ -54,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if is_part(options) and not os.environ.get("JAX_PROCESS_ID", "").isdecimal():
         parser.error("--processes with --distributed needs JAX_PROCESS_ID, the number of the first of these processes")
+    if options.processes < 1:
+        parser.error(f"--processes={options.processes} must be 1 or more")
+    for name in ("retries", "grace", "pause"):
+        if not 0 <= getattr(options, name) < math.inf:
+            parser.error(f"--{name}={getattr(options, name)} must be 0 or more, and finite")
     group = ProcessGroup(options)
     with signals_to(group.stop), readers_may_leave(lambda: group.stop(signal.SIGHUP, None)):
         code = supervise(group, options)

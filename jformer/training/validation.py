@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from jformer.config.options import LOWER_IS_BETTER, TrainConfig
 from jformer.data.sources.split import Pair, Split
+from jformer.errors import UserError
 from jformer.models.parts import join
 from jformer.parallel import processes
 from jformer.tasks.metrics import Scores
@@ -76,6 +77,8 @@ def validate(
         processes.enter_phase(f"the validation of the average after update {step}")
         averaged = validation.losses(join(state.ema, state.params))
         log.write({"step": step, "split": "valid_ema", **summarize(add_up(averaged.values()))})
+    if train.best_by not in row:
+        raise UserError(f"train.best_by={train.best_by!r}: a validation of this task gives {', '.join(sorted(row))}")
     value = row[train.best_by]
     note_best(progress, value, train.best_by)
     if 0 < train.patience <= progress.since_best:

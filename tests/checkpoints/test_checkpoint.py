@@ -200,6 +200,15 @@ def test_average_leaves_out_the_best_of_long_ago_and_says_so(tmp_path, capsys):
     assert "has 3 checkpoints in a row to average, from step 480 on: step 20 is further back" in capsys.readouterr().err
 
 
+def test_what_all_averaged_checkpoints_share_is_not_rounded():
+    frozen, moving = np.float32(np.random.default_rng(0).standard_normal((2, 1_000)))
+    for count in (3, 5, 7):
+        trees = [{"frozen": jax.numpy.array(frozen), "moving": jax.numpy.array(moving * i)} for i in range(count)]
+        mean = weights.average(trees)
+        np.testing.assert_array_equal(mean["frozen"], frozen)
+        np.testing.assert_allclose(mean["moving"], moving * (count - 1) / 2, rtol=1e-6)
+
+
 def test_manifests_of_deleted_steps_are_forgotten(tmp_path):
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         for step in (10, 20, 30):

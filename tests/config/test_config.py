@@ -386,6 +386,16 @@ COMBINATIONS = [
     ({"data.symbols": ("a b",)}, "data.symbols: 'a b'"),
     ({"data.symbols": ("<BT>", "<BT>")}, "data.symbols: '<BT>'"),
     ({"data.symbols": ("<0x41>",), "data.byte_fallback": True}, "data.symbols: '<0x41>'"),
+    ({"data.tokenizer": "word", "data.split_digits": True}, "data.split_digits=True needs data.tokenizer='bpe'"),
+    (
+        {"data.tokenizer": "char", "data.vocab_temperature": 5.0},
+        "vocab_temperature=5.0 has no effect on data.tokenizer",
+    ),
+    ({"data.clean": ("characters=9-1",)}, "'characters=9-1' must be characters=LEAST-MOST"),
+    ({"data.clean": ("ratio=0.5",)}, "'ratio=0.5' must be characters=LEAST-MOST, or a ratio of at least 1"),
+    ({"decode.temperature": 1e-38, "decode.search": "sample"}, "decode.temperature=1e-38 must be at least 1e-06"),
+    ({"decode.diversity": 2.0}, "decode.diversity=2.0 acts between groups of beams: set decode.beam_groups"),
+    ({"decode.coverage_penalty": 0.2, "decode.ended_first": False}, "decode.ended_first=False ranks others with them"),
     ({"data.vocabulary": "m.model", "data.split_digits": True}, "split_digits=True has no effect on data.vocabulary"),
     (
         {"data.piece_start": "previous", "data.overlong": "split"},

@@ -274,3 +274,15 @@ def test_too_few_tokens_for_a_batch_are_refused_with_the_number_needed():
     ):
         bucket_shapes(*sides, 2, 100, 8)
     assert bucket_shapes(*sides, 2, 8 * longest, 8)[0][-1].rows == 8
+
+
+def test_no_update_of_a_mixture_repeats_a_single_unit():
+    """Rows that rounding leaves empty would fill whole batches of the first shape: as many as there are fractions."""
+    sizes = np.random.default_rng(0).integers(20, 400, 40)
+    weights = (sizes / sizes.max()) ** (1 / 5 - 1)
+    part = np.repeat(np.arange(40), sizes)
+    plan = Plan((Shape(8, 4, 4),), np.zeros(len(part), np.int64), part, tuple(weights / weights.max()), 0)
+    assert plan._places.sum() - plan._whole.sum() - len(plan._shares(0)) >= 8  # enough to fill a batch
+    rows = [batch.units[batch.units >= 0] for epoch in range(5) for batch in plan.epoch(epoch)]
+    alone = [units[0] for units in rows if len(units) == 1]
+    assert len({*alone}) == len(alone)

@@ -134,3 +134,11 @@ def test_a_gpu_ranks_the_whole_vocabulary_at_once_and_others_rank_chunks():
         (2, 1),
         (2, 1),
     ]
+
+
+def test_the_end_of_a_source_that_is_continued_has_not_been_written():
+    prompts = jnp.array([[1, 4, 3, EOS], [1, 4, 3, PAD], [EOS, PAD, PAD, PAD]])
+    lengths = jnp.array([4, 3, 1])
+    rules = Rules(eos=EOS, pad=PAD, no_repeat_ngram=2, prompt=prompts, prompt_length=lengths)
+    found = initial_history(rules, sentences=3, beams=1, room=1)
+    assert found.tolist() == [[PAD] * 3 + [1, 4, 3], [PAD] * 3 + [1, 4, 3], [PAD] * 5 + [EOS]]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from jformer.data.tokenizers import BOS, EOS, PAD, UNK, learn
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
+from jformer.inference.generation import _keys
 from jformer.inference.inputs import Attempt, Inputs, writable
 from jformer.tasks.build import build_sized, build_task
 
@@ -234,3 +236,15 @@ def test_a_token_that_the_model_has_not_is_refused_before_the_search():
         inputs("lm").arrays([Piece([A, foreign], 0)], 1)
     with pytest.raises(UserError, match="the text to score: target_out holds the token id -1, "):
         inputs().pair_arrays([EncodedPair([A], [-1], cut=False)], 1)
+
+
+def test_pieces_of_a_split_line_draw_samples_of_their_own():
+    reader = inputs(limit=4, overlong="split", search="sample")
+    (split,), (whole,) = (reader.pieces([Request(text, line=7)]) for text in ("abcabc", "abc"))
+    keys = [
+        np.asarray(jax.random.key_data(_keys(0, batch["line"], batch.get("part"), 3))).tolist()
+        for batch, _ in (reader.arrays(each, 2) for each in (split, whole))
+    ]
+    first, second = keys[0][:3], keys[0][3:]
+    assert first == keys[1][:3]
+    assert not {*map(tuple, first)} & {*map(tuple, second)}

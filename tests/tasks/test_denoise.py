@@ -7,8 +7,9 @@ import pytest
 from jformer.data.corpus import open_corpus
 from jformer.data.pipeline import make_batches
 from jformer.data.sources.split import Pair, listed
-from jformer.data.tokenizers import EOS, ByteTokenizer
+from jformer.data.tokenizers import EOS, ByteTokenizer, Symbols
 from jformer.errors import UserError
+from jformer.tasks.denoise import corrupted_spans
 from jformer.tasks.sums import Sum
 from tests.tasks.conftest import TEXTS, make_task
 
@@ -98,3 +99,11 @@ def test_noise_spares_the_symbols_of_an_imported_vocabulary(tmp_path, noise):
 def test_scores_are_of_the_tokens_said():
     scores = make_task("denoise")[0].score([], [], {"nll": Sum(4.0, 2.0), "correct": Sum(1.0, 2.0)})
     assert scores == {"perplexity": {"score": pytest.approx(math.exp(2))}, "token_accuracy": {"score": 0.5}}
+
+
+def test_a_text_of_more_spans_than_the_vocabulary_has_sentinels_is_refused_before_any_batch():
+    symbols = Symbols(noise=tuple(range(300, 303)))
+    planned = corrupted_spans(0.5, 1.0, 400, (symbols, symbols)).lengths
+    planned(np.zeros(2), np.array([4, 6]))
+    with pytest.raises(UserError, match="a text of 5 noise spans needs 5 sentinels, and the vocabulary has 3"):
+        planned(np.zeros(2), np.array([4, 10]))

@@ -248,3 +248,10 @@ def test_a_process_of_one_gpu_takes_no_other(supervise, monkeypatch, processes, 
     names = ["CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"]
     show = f"import os; process or print(*(f'{{n}}={{os.environ[n]}}' for n in {names} if n in os.environ))"
     assert outcome(supervise(show, f"--processes={processes}", "--per-gpu"))[1].split() == own
+
+
+@pytest.mark.parametrize("option", ["--processes=0", "--retries=-1", "--pause=-1", "--grace=nan"])
+def test_counts_and_times_that_cannot_be_are_refused(supervise, option):
+    code, _, err = outcome(supervise("", option))
+    name, _, value = option.partition("=")
+    assert (code, f"{name}={value}" in err.splitlines()[-1]) == (2, True)

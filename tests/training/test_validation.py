@@ -77,3 +77,22 @@ def test_the_best_is_the_lowest_of_what_should_be_low_and_the_highest_of_the_res
     for value in (2.0, 3.0, 1.0):
         note_best(progress, value, best_by)
     assert progress.best == best
+
+
+def test_options_that_one_beam_does_not_read_leave_the_best_alone():
+    config = default_config()
+    config.update({"train": {"best_by": "bleu"}, "evaluate": {"during": ("bleu",)}})
+    before = best_measured_with(resolve(config))
+    config.decode.update(length_penalty=1.0, length_offset=1.0, patience=2.0, ended_first=False)
+    assert best_measured_with(resolve(config)) == before
+    config.decode.repetition_penalty = 2.0
+    assert best_measured_with(resolve(config)) != before
+
+
+def test_the_tokenizations_of_all_validation_sets_decide_on_the_best():
+    config = default_config()
+    config.update({"train": {"best_by": "bleu"}, "evaluate": {"during": ("bleu",)}})
+    config.data.mixture = ({"source": "files", "target_language": "zh", "valid": "valid"},)
+    assert best_measured_with(resolve(config))["evaluate.tokenize"] == "13a, zh"
+    config.evaluate.tokenize = "13a"
+    assert best_measured_with(resolve(config))["evaluate.tokenize"] == "13a"

@@ -87,6 +87,8 @@ def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Ta
                 yield words, tags
             words, tags = [], []
         elif line.startswith(DOCUMENT):
+            if words:
+                raise UserError(f"{path}:{number}: {DOCUMENT} inside a sentence: put an empty line before it")
             counts[DOCUMENTS] += 1
         elif not words and line.startswith("# ") and "\t" not in line:
             counts[COMMENTS] += 1

@@ -69,7 +69,8 @@ def open_built(config: SourceConfig, split: str, build: Build) -> Split:
 
 def _identity(pairs: list[Pair]) -> str:
     starts = [pair.start for pair in pairs if pair.start is not None]
-    return fingerprint("generated", [pair[:3] for pair in pairs], *([starts] if starts else []))
+    others = [pair.others for pair in pairs] if any(pair.others for pair in pairs) else []
+    return fingerprint("generated", [pair[:3] for pair in pairs], *(each for each in (starts, others) if each))
 
 
 @functools.lru_cache(maxsize=1)  # a run opens train, valid and test one after the other

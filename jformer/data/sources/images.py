@@ -38,7 +38,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
 
 def _array_pairs(array: Path, config: SourceConfig, split: str, counts: Counter[str]) -> list[Pair]:
     (path,) = find(config.dir, split, [[f"{split}.labels.txt"], [f"{split}.labels.npy"]])
-    labels = _integer_labels(path) if path.suffix == ".npy" else list(read_lines(path, counts))
+    labels = _integer_labels(path) if path.suffix == ".npy" else list(read_lines(path, counts, invalid=config.invalid))
     images = len(open_array(array))
     if images != len(labels):
         raise UserError(

@@ -4,6 +4,7 @@ The target of a pair is the first answer, with its start; the other answers are 
 reads and checks all of it, so that errors are found before training.
 """
 
+import codecs
 import functools
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 from jformer.data.data_config import SourceConfig
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair, Split, find, fingerprint
-from jformer.data.text import admit, decode, open_bytes
+from jformer.data.text import BOMS_REMOVED, admit, decode, open_bytes
 from jformer.errors import UserError
 from jformer.integrity import parse_json
 
@@ -34,6 +35,9 @@ def open_split(config: SourceConfig, split: str) -> Split:
 def _read(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Pair]:
     with open_bytes(path) as stream:
         content = stream.read()
+    if content.startswith(codecs.BOM_UTF8):
+        content = content.removeprefix(codecs.BOM_UTF8)
+        counts[BOMS_REMOVED] += 1
     try:
         articles = _value(parse_json(decode(content, invalid)), "data", list, "the file")
         for i, article in enumerate(articles):

@@ -101,9 +101,14 @@ def _column(schema: pa.Schema, name: str, path: Path) -> None:
     if field is None and "translation" in schema.names:
         nested = schema.field("translation").type
         field = {each.name: each for each in nested}.get(name) if pa.types.is_struct(nested) else None
-    if field is None or not (any(is_text(field.type) for is_text in TEXTS) or _classes(schema, name)):
+    if field is None or not (_is_text(field.type) or _classes(schema, name)):
         known = ", ".join(schema.names)
         raise UserError(f"{path}: no text or class column {name!r}; it has {known}: set data.*_language")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Return whether a column has texts, perhaps as numbers of a dictionary, as pandas' categories are stored."""
+    return any(is_text(kind.value_type if pa.types.is_dictionary(kind) else kind) for is_text in TEXTS)
 
 
 def _texts(batch: pa.RecordBatch, name: str) -> list[bytes | None]:
@@ -117,11 +122,14 @@ def _texts(batch: pa.RecordBatch, name: str) -> list[bytes | None]:
         return [classes[each].encode() if each is not None and each >= 0 else None for each in numbers]
     else:
         column = batch.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     return list(column.cast(pa.large_binary()).to_pylist())
 
 
 def _classes(schema: pa.Schema, name: str) -> list[str]:
     """Return the names of the classes of a column, as `datasets` stores them; none for another column."""
     stored = (schema.metadata or {}).get(b"huggingface")
-    features = parse_object(stored).get("info", {}).get("features", {}) if stored else {}
-    return list(features.get(name, {}).get("names") or [])
+    features = (parse_object(stored).get("info") or {}).get("features") if stored else None
+    feature = (features or {}).get(name)  # an object, or a list for a column of lists
+    return list(feature.get("names") or []) if isinstance(feature, dict) else []

@@ -47,7 +47,7 @@ class FastTokenizer(OneFile):
         self.content, self.prefix, self.mends_spaces, self.kept = content, prefix, cleanup, kept
         self._places = {i: place for place, i in enumerate(kept)}
         self.symbols = read_symbols(symbols)
-        self._fast = _library().Tokenizer.from_str(content)
+        self._fast = library().Tokenizer.from_str(content)
         self._fast.no_truncation()
         self._fast.no_padding()
         self._fast.encode_special_tokens = self.split_specials = split_specials
@@ -109,7 +109,7 @@ class FastTokenizer(OneFile):
 
         Raises UserError if the library, which counts the tokens, does not number them from the largest id on.
         """
-        fast = _library().Tokenizer.from_str(self.content)
+        fast = library().Tokenizer.from_str(self.content)
         fast.add_tokens(list(tokens))
         ids = [fast.token_to_id(token) for token in tokens]
         if not self.kept and ids != [*range(self._size, self._size + len(tokens))]:
@@ -249,9 +249,10 @@ def clean_up(text: str) -> str:
     return text
 
 
-def _library() -> Any:
+def library() -> Any:
+    """Return the package `tokenizers`; raise UserError if it is not installed."""
     try:
         import tokenizers
     except ImportError as error:
-        raise UserError("this run has a tokenizer of the package `tokenizers`: pip install 'jformer[hf]'") from error
+        raise UserError("this tokenizer needs the package `tokenizers`: pip install 'jformer[hf]'") from error
     return tokenizers

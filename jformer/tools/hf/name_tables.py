@@ -99,7 +99,7 @@ def from_source(table: Table, abstract: PyTree, source: Tensors, unread: Callabl
 
 
 def to_tensors(table: Table, params: PyTree) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield their tensors, one at a time. Raise UserError for a changed parameter that theirs computes."""
+    """Return an iterator over their tensors. Raise UserError, at once, for a changed parameter that theirs computes."""
     leaves = dict(zip(jax.tree.leaves(parameter_names(params)), jax.tree.leaves(params), strict=True))
     together: dict[str, list[str]] = {}
     for path, entry in table.items():
@@ -110,6 +110,13 @@ def to_tensors(table: Table, params: PyTree) -> Iterator[tuple[str, np.ndarray]]
                 )
         else:
             together.setdefault(entry.theirs, []).append(path)
+    return _tensors(table, leaves, together)
+
+
+def _tensors(
+    table: Table, leaves: Mapping[str, Any], together: Mapping[str, list[str]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield their tensors, one at a time; `together` is their name → the parameters of ours that it holds."""
     for theirs, paths in together.items():
         stacked = "{}" in theirs
         for layer in range(leaves[paths[0]].shape[0] if stacked else 1):

@@ -22,20 +22,22 @@ from numpy.typing import NDArray
 from jformer.checkpoints.untie_layers import own_layers
 from jformer.checkpoints.weights import abstract_params, load_parent, load_saved, write_run
 from jformer.config import resolve
+from jformer.config.checks import name_base
 from jformer.config.options import Config
 from jformer.data.tokenizers import NumberTokenizer, Tokenizer
 from jformer.errors import UserError
 from jformer.integrity import parse_object
 from jformer.models import ModelConfig, build_model
 from jformer.models.lora_config import FACTORS, LoraConfig, is_factor
+from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import new_directory
+from jformer.storage import filling, new_directory
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
 from jformer.tools.hf.convert import FIELDS, LABELLED, explained, make_config, read_answers, read_model, renamed, sized
 from jformer.tools.hf.families import Fields, HfFamily, is_bare, table_of
 from jformer.tools.hf.name_tables import Entry, Table
-from jformer.tools.hf.write_model import express, in_units, read_run
+from jformer.tools.hf.write_model import StoredRun, express, in_units, read_run, standardized
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the names of all tensors
@@ -59,6 +61,8 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
 
     Raises UserError for what is not LoRA of kernels, and for tensors that have no place in the base.
     """
+    if processes.process_count() > 1:
+        raise UserError(f"{directory}: one process imports an adapter: leave out --coordinator")
     target = new_directory(workdir, "--workdir=")
     if not base:
         name = vocabulary.read_json(directory / CONFIG).get("base_model_name_or_path", "")
@@ -74,11 +78,12 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
         source = tensors.Tensors(directory / WEIGHTS, functools.partial(module_names, family))
         task = next((task for task in LABELLED if TASK_TYPES[task] == fields.get("task_type")), "")
         if config.task == "mlm" and task and origin.get("files"):
-            config, tokenizers = _with_head(task, family, tokenizers[0], source, origin)
+            config, tokenizers = _with_head(task, family, run, source)
         parent, model = load_parent(base, mesh), sized(config, tokenizers).merged
         table = table_of(family, model, config.task)
         shapes = flatten_dict(abstract_params(build_model(model), mesh), sep="/")
         adapters = Reading(source, fields, shapes, tied_tables(family, table, model, config.task)).adapters(table)
+        adapters = standardized(adapters, tokenizers[1])
         known = {*adapters, *flatten_dict(parent.params, sep="/")}
         if lacking := sorted(table[name].theirs for name in {*shapes} - known):
             raise UserError(f"{directory}: neither the adapter nor {base} has {', '.join(lacking[: tables.SHOWN])}: "
@@ -93,9 +98,11 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
         kernels=f"^({'|'.join(map(re.escape, kernels))})$",
         also=also,
     )
-    own = {**dataclasses.asdict(config.model), "lora": dataclasses.asdict(lora)}
-    train = {**dataclasses.asdict(config.train), "init_from": str(run.path)}
-    config = resolve({**dataclasses.asdict(config), "model": own, "train": train})
+    plain = dataclasses.asdict(config)
+    plain["model"]["lora"] = dataclasses.asdict(lora)
+    plain["train"] |= {"init_from": str(run.path), "source_vectors": "", "target_vectors": ""}
+    plain["evaluate"]["weights"] = "last"  # there are no others
+    config = name_base(resolve(plain))
     write_run(target, config, tokenizers, unflatten_dict(adapters, sep="/"), parent.digest)
     run.copy_origin(target)
     whole = f"{len(also)} whole parameters, over {run.path}"
@@ -103,11 +110,12 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
 
 
 def _with_head(
-    task: str, family: HfFamily, text: Tokenizer, source: tensors.Tensors, origin: Mapping[str, Any]
+    task: str, family: HfFamily, run: StoredRun, source: tensors.Tensors
 ) -> tuple[Config, tuple[Tokenizer, Tokenizer]]:
     """Return config and tokenizers of a base that gets the head of an adapter; the names of labels are not known."""
-    fields = parse_object(origin["files"][FIELDS])
+    text, fields = run.tokenizers[0], parse_object(run.origin["files"][FIELDS])
     fields = {key: value for key, value in fields.items() if key not in OF_LABELS}
+    fields["vocab_size"] = run.model.vocab_size  # which pruning and extending change
     found = read_model(family, fields, task, source)
     answers = read_answers(found)
     assert answers
@@ -323,10 +331,10 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
     fields |= {"fan_in_fan_out": not all(turned for *_, turned in factors)}
     fields |= {"base_model_name_or_path": base, "task_type": TASK_TYPES.get(config.task)}
     fields |= {"modules_to_save": sorted(modules) or None, "ensure_weight_tying": bool(tied)}
-    target.mkdir(parents=True, exist_ok=True)
-    size = tensors.write(target, written)
-    (target / tensors.WHOLE).rename(target / WEIGHTS)
-    (target / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    with filling(target):
+        size = tensors.write(target, written)
+        (target / tensors.WHOLE).rename(target / WEIGHTS)
+        (target / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     note = "; load the base in bfloat16, as it was in training" if lora.base_dtype != "float32" else ""
     return f"{target}: an adapter of {len(factors)} modules of {family.model_type}, {size / 1e6:,.1f} MB{note}"
 

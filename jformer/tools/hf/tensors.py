@@ -16,7 +16,7 @@ import numpy as np
 
 from jformer.errors import UserError
 from jformer.integrity import parse_object
-from jformer.storage import is_file
+from jformer.storage import is_file, unwritten
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
@@ -133,11 +133,15 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 def write(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int = SHARD_BYTES) -> int:
     """Write named arrays as float32, into several files with an index if one would be too large; return the bytes."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     shards: list[dict[str, int]] = []
     for shard in _shards(tensors, shard_bytes):
-        save_file(shard, directory / f"shard-{len(shards)}", metadata={"format": "pt"})
+        try:
+            save_file(shard, directory / f"shard-{len(shards)}", metadata={"format": "pt"})
+        except SafetensorError as error:  # which a full disk raises instead of OSError
+            raise unwritten(directory, OSError(str(error))) from error
         shards.append({name: array.nbytes for name, array in shard.items()})
     total = sum(sum(shard.values()) for shard in shards)
     if len(shards) == 1:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from etils.epath import Path as AnyPath
 
 from jformer.data.tokenizers import Tokenizer
-from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer
+from jformer.data.tokenizers.pretrained import FastTokenizer, PiecesTokenizer, library
 from jformer.data.tokenizers.symbols import Symbols
 from jformer.errors import UserError
 from jformer.integrity import parse_object
@@ -102,6 +102,7 @@ class TokenizerFiles:
         return TokenizerFiles(self.directory, self.model_type, own, TARGET_IDS)
 
     def _fast_ids(self, path: Path) -> dict[str, int]:
+        library()  # whose absence is no mistake in the file
         try:
             content = path.read_text("utf-8") if path.name == FAST else self._made_of(path)
             stored = parse_object(content)  # refuses duplicate keys, of which the library takes the last

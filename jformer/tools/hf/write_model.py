@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import jax
 import numpy as np
 from etils.epath import Path as AnyPath
+from jaxtyping import PyTree
 
 from jformer.checkpoints.untie_layers import own_layers
 from jformer.checkpoints.weights import load_weights
@@ -17,10 +19,12 @@ from jformer.config.options import Config
 from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, NumberTokenizer, Symbols, Tokenizer
 from jformer.data.vocabularies import directed, load_tokenizers
 from jformer.errors import UserError, check_choice
+from jformer.inference.inputs import writable
 from jformer.integrity import parse_object
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import new_directory, replace_content, run_path
+from jformer.parallel.sharding import parameter_names
+from jformer.storage import filling, new_directory, replace_content, run_path
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import learned, tensors, vocabulary
 from jformer.tools.hf import name_tables as tables
@@ -28,6 +32,9 @@ from jformer.tools.hf.convert import BIAS, FAMILIES, FIELDS, LABELLED, ORIGIN, P
 from jformer.tools.hf.families import LOGITS_BIAS, HfFamily, architecture, config_fields, is_bare, table_of
 from jformer.tools.hf.sentence_modules import pooling_of, write_modules
 from jformer.tools.hf.vit import PIXEL_SCALE, VIT, pixel_fields, pixel_scale
+
+OUTPUT_BIAS = "classifier/bias"
+OF_OUTPUT = ("classifier/kernel", "classifier/lora_b/kernel", OUTPUT_BIAS)  # what a classifier's output is linear in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +96,8 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     params = in_units(params, tokenizers[1])
     if config.task == "embed":
         pooling_of(config)
-    target.mkdir(parents=True, exist_ok=True)
+    if config.task in ("translate", "lm"):
+        writable(text, config.decode)  # refuses words that are not in the vocabulary
     mask = config.task == "mlm" and not text.symbols.noise
     same = origin.get("tokenizer") == text.fingerprint and origin["model_type"] == family.model_type
     kept: dict[str, str] = origin["files"] if same else {}
@@ -97,29 +105,48 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     facts, sides = tokenizer_facts(config, model), (tokenizers[0], text)
     if (places := fields.get("max_position_embeddings")) and model.positions != "learned":  # no table of them
         fields["max_position_embeddings"] = max(places, config.data.max_source_length, config.data.max_target_length)
-    named = vocabulary.write(target, family.model_type, sides, model.family, mask, facts, files)
     logits_bias, _ = fields.pop(LOGITS_BIAS, None), fields.pop(PIXEL_SCALE, None)
     fields |= symbols | {"architectures": [architecture(family, task, model)]}
     written = tables.to_tensors(table_of(family, model, task), params)
     if logits_bias is False:
         written = itertools.chain(written, [(BIAS, np.zeros((1, model.target_vocab_size), np.float32))])
-    size = tensors.write(target, written, shard_bytes)
-    (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    notes = [*write_settings(target, family, run, kept, fields), *learned.differences(text)]
-    if config.task == "embed":
-        write_modules(target, config)
+    with filling(target):
+        named = vocabulary.write(target, family.model_type, sides, model.family, mask, facts, files)
+        size = tensors.write(target, written, shard_bytes)
+        (target / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+        notes = [*write_settings(target, family, run, kept, fields), *learned.differences(text)]
+        if config.task == "embed":
+            write_modules(target, config)
     notes += ["the projection to the vocabulary"] if is_bare(model, config.task) else []
     notes += [f"the prefix {prefix!r} of a text"] if (prefix := getattr(tokenizers[0], "prefix", "")) else []
     without = "" if named or family is VIT else "; without a tokenizer, as transformers has no equivalent"
     return f"{target}: {family.model_type}, {size / 1e6:,.1f} MB{without}{not_carried(notes)}"
 
 
-def in_units(params: Mapping[str, Any], answers: Tokenizer) -> Mapping[str, Any]:
-    """Return parameters whose regression output, if there is one, has the units of the training labels."""
-    if not isinstance(answers, NumberTokenizer) or "classifier" not in params:
+def in_units(params: PyTree, answers: Tokenizer) -> PyTree:
+    """Return parameters, whole or factors, whose regression output, if there is one, has the units of the labels."""
+    if not isinstance(answers, NumberTokenizer):
         return params
-    scaled = {name: np.asarray(leaf) * np.float32(answers.deviation) for name, leaf in params["classifier"].items()}
-    return {**params, "classifier": scaled | {"bias": scaled["bias"] + np.float32(answers.mean)}}
+    return _output_times(params, answers.deviation, answers.mean)
+
+
+def standardized(params: PyTree, answers: Tokenizer) -> PyTree:
+    """Return parameters whose regression output, in the units of the labels before, is standardized as in training."""
+    if not isinstance(answers, NumberTokenizer):
+        return params
+    return _output_times(params, 1 / answers.deviation, -answers.mean / answers.deviation)
+
+
+def _output_times(params: PyTree, scale: float, shift: float) -> PyTree:
+    """Return parameters whose classifier gives `scale` times its output, plus `shift`."""
+
+    def changed(name: str, leaf: Any) -> Any:
+        if name not in OF_OUTPUT:
+            return leaf
+        scaled = np.asarray(leaf) * np.float32(scale)
+        return scaled + np.float32(shift) if name == OUTPUT_BIAS else scaled
+
+    return jax.tree.map(changed, parameter_names(params), params)
 
 
 def tokenizer_facts(config: Config, model: ModelConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ them. No HTTP and no models here.
 import asyncio
 import contextlib
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -81,11 +82,10 @@ class Batcher(Generic[Item, Reply]):
             if not jobs:
                 continue
             self.on_batch(sum(len(job.items) for job in jobs))
-            began = loop.time()
-            await loop.run_in_executor(self._executor, self._answer_all, jobs, loop)
+            seconds = await loop.run_in_executor(self._executor, self._answer_timed, jobs, loop)
             size = sum(len(job.items) for job in jobs)
-            if size >= self._full:
-                self._rates.append(size / max(loop.time() - began, 1e-6))
+            if size >= min(self._full, most):  # a low rate makes batches small, and must not last for ever
+                self._rates.append(size / max(seconds, 1e-6))
 
     def _within(self, seconds: float) -> float:
         """Return how many items can be answered in some seconds, at the best rate of the newest full batches.
@@ -94,6 +94,12 @@ class Batcher(Generic[Item, Reply]):
         """
         rate = max(self._rates) if len(self._rates) >= ENOUGH else math.inf
         return min(self._limits.waiting, rate * seconds)
+
+    def _answer_timed(self, jobs: Sequence[_Job[Item, Reply]], loop: asyncio.AbstractEventLoop) -> float:
+        """Answer jobs, and return the seconds it took, without those that it waited for other kinds of requests."""
+        began = time.monotonic()
+        self._answer_all(jobs, loop)
+        return time.monotonic() - began
 
     def _answer_all(self, jobs: Sequence[_Job[Item, Reply]], loop: asyncio.AbstractEventLoop) -> None:
         """Answer jobs, each as soon as possible; after an error, halve the rest until the failing job is alone."""

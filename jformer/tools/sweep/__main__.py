@@ -53,7 +53,7 @@ from etils.epath import Path
 from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
 from jformer.parallel.processes.children import signals_to
 from jformer.storage import check_writable, in_bucket, os_errors_as_user_errors, run_path
-from jformer.tools.sweep.experiment import JOURNAL, RECORD, Experiment, load_experiment
+from jformer.tools.sweep.experiment import RECORD, Experiment, load_experiment
 
 if TYPE_CHECKING:
     from jformer.tools.sweep.queue import TrialQueue
@@ -161,8 +161,7 @@ def check(options: argparse.Namespace, experiment: Experiment, workdir: Path) ->
         raise UserError(f"PRUNER={experiment.pruner!r} ends trials of this machine, not those that --command runs")
     if options.output:
         check_writable("--output", run_path(options.output))
-    kept = [RECORD] if options.storage else [RECORD, JOURNAL]
-    if options.report and not all((workdir / name).exists() for name in kept):
+    if options.report and not (workdir / RECORD).exists():
         raise UserError(f"--workdir={workdir} has no sweep; leave out --report to start one")
 
 

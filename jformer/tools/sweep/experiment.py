@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jformer.config import plain
 from jformer.config.config_files import as_flags, blaming, load_module, parse_keys, run_config_file, with_keys
 from jformer.config.options import LOWER_IS_BETTER, SCORES, TEST_SCORES, Config, final_scores
 from jformer.errors import UserError, check_choice, nearest
@@ -147,7 +148,7 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
         metric=module.METRIC,
         goal=getattr(module, "GOAL", GOALS.get(_name(module.METRIC), "")),
         seeds=tuple(getattr(module, "SEEDS", (0,))),
-        fixed={**getattr(module, "FIXED", {}), **given},
+        fixed=plain_values({**getattr(module, "FIXED", {}), **given}),
         arms=arms,
         baseline=getattr(module, "BASELINE", next(iter(arms), "")),
         plots=tuple(getattr(module, "PLOTS", ((key, "") for key in _varying(list(arms.values()))))),
@@ -257,6 +258,8 @@ def _check_search(experiment: Experiment) -> None:
         raise UserError(f"{path}: SEEDS={experiment.seeds}: a search has one seed; repeat its best trials with sweep()")
     check_choice(f"{path}: SAMPLER", experiment.sampler, SAMPLERS)
     check_choice(f"{path}: PRUNER", experiment.pruner, PRUNERS)
+    if experiment.pruner == "hyperband" and experiment.config({}).train.num_epochs:
+        raise UserError(f"{path}: PRUNER='hyperband' needs the length of a trial: set train.num_steps, not num_epochs")
     if experiment.pruner != "none" and not experiment.reports_in_training():
         raise UserError(
             f"{path}: PRUNER={experiment.pruner!r} needs a METRIC reported during training, such as valid/loss"
@@ -271,7 +274,7 @@ def _labelled(sweep: Callable[[], Any], path: Path) -> dict[str, Overrides]:
         found = [*found] if inspect.isgenerator(found) else found
     named = isinstance(found, Mapping)
     try:
-        arms = [dict(arm) for arm in (found.values() if named else found)]
+        arms = [plain_values(dict(arm)) for arm in (found.values() if named else found)]
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: sweep(): {error}; it returns dicts of keys") from error
     varying = [] if named else _varying(arms)
@@ -281,6 +284,11 @@ def _labelled(sweep: Callable[[], Any], path: Path) -> dict[str, Overrides]:
         if label in labels[:i]:
             raise UserError(f"{path}: two arms are {label!r}: name them, with sweep() returning label → overrides")
     return dict(zip(labels, arms, strict=True))
+
+
+def plain_values(overrides: Overrides) -> Overrides:
+    """Return overrides with values of Python in place of scalars of NumPy and paths, which JSON cannot hold."""
+    return {key: plain(value) for key, value in overrides.items()}
 
 
 def _varying(arms: Sequence[Overrides]) -> list[str]:

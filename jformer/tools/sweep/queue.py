@@ -23,7 +23,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from jformer.errors import UserError
-from jformer.tools.sweep.experiment import JOURNAL, Experiment, Trial, label_of
+from jformer.tools.sweep.experiment import JOURNAL, Experiment, Trial, label_of, plain_values
 from jformer.tools.sweep.store import UNREACHABLE, StorageError, open_study, reaching
 
 STATES = {
@@ -128,7 +128,7 @@ class TrialQueue:
             return None
         where = f"{experiment.path}: search() of trial {row.number}"
         try:
-            overrides = experiment.search(row)
+            overrides = plain_values(experiment.search(row))
             trial = experiment.trial(label_of(overrides), overrides, experiment.seeds[0], row.number)
         except (UserError, UpdateFinishedTrialError, *UNREACHABLE):
             raise

@@ -30,6 +30,7 @@ from jformer.storage import in_bucket, replace_content
 from jformer.tools.sweep.experiment import JOURNAL, RECORD, Experiment
 
 OWN = {"experiment", "metric", "study", "id"}  # keys of sweep.json
+OPENING = "opening"  # a further one until the study has the same id
 PATIENCE = 60.0  # seconds to wait for a lock
 UNREACHABLE = (SQLAlchemyError, StorageInternalError, OSError)  # errors of a storage
 MAY_DIFFER = ("data.dir", "data.cache_dir", "mesh.", "train.peak_flops")  # between the workers of a sweep
@@ -116,23 +117,48 @@ def one_at_a_time(workdir: Path) -> Iterator[None]:
 def open_study(experiment: Experiment, workdir: Path, storage: str, name: str) -> optuna.Study:
     """Return the study of an experiment in a workdir, new or existing.
 
-    Raises UserError if the workdir or the study belongs to another experiment, or if what all trials share has
-    changed since the first of them.
+    Raises UserError if the workdir or the study belongs to another experiment, if the storage lacks the study that the
+    workdir has opened before, or if what all trials share has changed since the first of them.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with reaching(str(workdir)):
         workdir.mkdir(parents=True, exist_ok=True)
     with reaching(storage or str(workdir / JOURNAL)), one_at_a_time(workdir):
+        here = read_record(workdir / RECORD)
+        is_open = here and OPENING not in here
+        if is_open:
+            _refuse_missing(workdir, storage)
+        database = open_storage(workdir, storage)
+        if is_open and name not in optuna.get_all_study_names(database):
+            if isinstance(database, RDBStorage):
+                database.engine.dispose()
+            raise _elsewhere(workdir, f"{_shown(storage) or JOURNAL} has no study {name!r}")
         study = optuna.create_study(
-            storage=open_storage(workdir, storage),
+            storage=database,
             study_name=name,
             direction="minimize" if experiment.goal == "min" else "maximize",
             sampler=make_sampler(experiment),
             pruner=make_pruner(experiment),
             load_if_exists=True,
         )
-        _agree(study, experiment, workdir)
+        _agree(study, experiment, workdir, here)
     return study
+
+
+def _refuse_missing(workdir: Path, storage: str) -> None:
+    """Raise UserError for a file of trials that is not there, which opening it would create."""
+    url = sqlalchemy.make_url(storage) if "://" in storage else None
+    if url and url.get_backend_name() != "sqlite":
+        return
+    file = Path(url.database or "") if url else workdir / JOURNAL
+    if not file.exists() and not str(file).startswith("file:"):
+        raise _elsewhere(workdir, f"{file} is not there")
+
+
+def _elsewhere(workdir: Path, reason: str) -> UserError:
+    return UserError(
+        f"{workdir}: has a sweep already, and {reason}: check --storage and --study, or use another --workdir"
+    )
 
 
 def open_storage(workdir: Path, storage: str) -> BaseStorage:
@@ -211,24 +237,25 @@ def read_record(path: Path) -> dict[str, str]:
         return {}
     try:
         here = parse_object(path.read_bytes())
-        if here.keys() != OWN or not all(isinstance(value, str) for value in here.values()):
+        if here.keys() - {OPENING} != OWN or not all(isinstance(value, str) for value in here.values()):
             raise ValueError(f"it must have {', '.join(sorted(OWN))}, all strings")
     except ValueError as error:
         raise UserError(f"{path}: is not a record of a sweep ({error}); restore it or use another --workdir") from error
     return here
 
 
-def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
+def _agree(study: optuna.Study, experiment: Experiment, workdir: Path, here: dict[str, str]) -> None:
     """Record in a new study and its workdir which sweep they hold; compare the records of existing ones.
 
-    The workdir is written first: if the process dies in between, the next one completes the study.
+    The workdir is written first, as opening: if the process dies in between, the next one completes the study. A study
+    without a record is then never taken for that of the workdir, as one of a mistyped storage would be.
     """
     shared = experiment.config({})
     mine, path = {"experiment": experiment.path.stem, "metric": experiment.metric}, workdir / RECORD
-    here = read_record(path)
-    if "sweep" not in study.user_attrs and here.get("study", study.study_name) == study.study_name:
+    opening = here.pop(OPENING, None) is not None or not here
+    if opening and "sweep" not in study.user_attrs and here.get("study", study.study_name) == study.study_name:
         here = here or {**mine, "study": study.study_name, "id": secrets.token_hex(8)}
-        replace_content(path, json.dumps(here).encode())
+        replace_content(path, json.dumps({**here, OPENING: "yes"}).encode())
         study.set_user_attr("sweep", {**here, "shared": dataclasses.asdict(shared)})
     goal = "min" if study.direction == optuna.study.StudyDirection.MINIMIZE else "max"
     saved = study.user_attrs.get("sweep", {}) | {"goal": goal}
@@ -237,6 +264,8 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path) -> None:
         raise UserError(
             f"{workdir}: {holds} study {study.study_name!r} of the storage: use another --workdir or --study"
         )
+    if opening:
+        replace_content(path, json.dumps(here).encode())
     for key, value in {**mine, "goal": experiment.goal}.items():
         if saved[key] != value:
             raise UserError(f"{workdir}: its {key} is {saved[key]!r}, not {value!r}: use another --workdir")

@@ -37,6 +37,11 @@ def test_comments_and_document_marks_are_skipped_and_counted(tmp_path):
     assert (counts[COMMENTS], counts[DOCUMENTS]) == (2, 1)
 
 
+def test_a_document_mark_inside_a_sentence_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r":2: -DOCSTART- inside a sentence: put an empty line before it"):
+        pairs(tmp_path, "a O\n-DOCSTART- O\nb O\n")
+
+
 def test_tags_inside_that_begin_a_span_are_repaired_and_counted(tmp_path):
     iob1 = "a I-x\nb I-x\nc B-x\nd I-y\ne O\nf I-x\n"
     found, counts = pairs(tmp_path, iob1)

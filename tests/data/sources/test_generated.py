@@ -127,3 +127,8 @@ def test_the_code_of_a_corpus_is_told_by_its_files(tmp_path):
         generated_cache.code_of.cache_clear()
         found.add(generated_cache.code_of(tmp_path))
     assert len({*found, changed}) == 3
+
+
+def test_further_references_are_part_of_a_fingerprint():
+    one, two = (generated._identity([Pair("a", "b", others=others)]) for others in (("c",), ("d", "e")))
+    assert len({one, two, generated._identity([Pair("a", "b")])}) == 3

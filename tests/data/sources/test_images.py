@@ -258,3 +258,13 @@ def test_an_image_may_have_no_label_only_where_several_are_possible(tmp_path):
     assert [pair.target for pair in open_split(several, "train").read(Counter())] == ["a,b", "", "a", "b", ""]
     with pytest.raises(UserError, match=r"labels\.txt:2: the label is empty"):
         read(tmp_path)
+
+
+def test_labels_that_are_not_utf8_are_refused_or_replaced(tmp_path):
+    write_array(tmp_path, GRAY[:2], ["", ""])
+    (tmp_path / "train.labels.txt").write_bytes(b"caf\xe9\ntea\n")
+    with pytest.raises(UserError, match=r"train.labels.txt:1: invalid UTF-8"):
+        read(tmp_path)
+    counts = Counter()
+    split = open_split(dataclasses.replace(config(tmp_path), invalid="replace"), "train")
+    assert [pair.target for pair in split.read(counts)] == ["caf\ufffd", "tea"]

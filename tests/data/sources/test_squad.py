@@ -7,6 +7,7 @@ import pytest
 from jformer.data.data_config import DataConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
+from jformer.data.text import BOMS_REMOVED
 from jformer.errors import UserError
 
 CONTEXT = "In 1998, Ada\tLee\nmoved to “Old Ham”."
@@ -96,3 +97,11 @@ def test_a_file_that_is_no_squad_says_what_it_lacks(tmp_path, content, line):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"has no split 'dev': looked for dev\.json \(or \.gz, \.xz, \.zst\)"):
         open_split(DataConfig(source="squad", dir=str(tmp_path)), "dev")
+
+
+def test_a_byte_order_mark_is_removed_and_counted(tmp_path):
+    config, counts = write(tmp_path, question()), Counter()
+    path = tmp_path / "dev.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(list(open_split(config, "dev").read(counts))) == 1
+    assert counts[BOMS_REMOVED] == 1

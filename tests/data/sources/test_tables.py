@@ -100,3 +100,14 @@ def test_a_table_that_was_compressed_is_to_be_unpacked(tmp_path):
     (tmp_path / "train.parquet.gz").write_bytes(b"")
     with pytest.raises(UserError, match=r"train\.parquet\.gz: only texts are read compressed; unpack it$"):
         open_split(tables(tmp_path), "train")
+
+
+def test_categories_are_texts_and_lists_are_refused_by_name(tmp_path):
+    table = pa.table({"de": pa.array(["Haus", "Hut", "Haus"]).dictionary_encode(), "toks": [["a"], ["b"], ["c"]]})
+    lists = {"info": {"features": {"de": {"dtype": "string"}, "toks": [{"dtype": "string"}]}}}
+    for stored in (lists, {"info": {"features": None}}, {"info": None}):
+        write(tmp_path / "train.arrow", table.replace_schema_metadata({"huggingface": json.dumps(stored)}))
+        split = open_split(tables(tmp_path, source_language="", target_language="de"), "train")
+        assert [pair.target for pair in split.read(Counter())] == ["Haus", "Hut", "Haus"]
+        with pytest.raises(UserError, match="no text or class column 'toks'; it has de, toks"):
+            open_split(tables(tmp_path, source_language="", target_language="toks"), "train")

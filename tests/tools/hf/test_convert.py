@@ -353,9 +353,12 @@ def test_an_imported_run_is_scored_not_trained_in_place_and_its_tokenizer_is_gua
     import_model(exported, str(tmp_path / "run"), Texts())
     (tmp_path / "test.tsv").write_text("a house\tred house\nred\ta\n")
     config = load_config(Path(tmp_path / "run") / "config.json")
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(tmp_path)))
+    (tmp_path / "long.tsv").write_text("a house" + 999 * " red" + "\tred house\n")  # of which training would use none
+    data = dataclasses.replace(config.data, dir=str(tmp_path), test=("test", "long"), overlong="drop")
+    config = dataclasses.replace(config, data=data)
     results = evaluate(config, Path(tmp_path / "run"))
-    assert results["test"]["examples"] == 2
+    assert (results["test"]["examples"], results["long"]["examples"]) == (2, 1)
+    assert results["long"]["counts"]["overlong examples cut"] == 1
     assert (results["run"]["updates"], results["run"]["data"]) == (0, [])
     with pytest.raises(UserError, match=r"train them in a new --workdir with --config.train.init_from="):
         train(config, Path(tmp_path / "run"))
@@ -438,3 +441,22 @@ def test_a_missing_package_is_named_with_what_installs_it(tmp_path, capsys, monk
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert main(["export", str(tmp_path), f"--output={tmp_path}/model"]) == 2
     assert capsys.readouterr().err == "jformer: this needs the package tokenizers: pip install 'jformer[hf]'\n"
+
+
+def test_a_missing_package_is_not_taken_for_a_damaged_vocabulary(tmp_path, monkeypatch):
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[CLS]\n[SEP]\nhouse\n")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"needs the package `tokenizers`: pip install 'jformer\[hf\]'"):
+        TokenizerFiles(Path(tmp_path), "bert", {})
+
+
+def test_an_export_that_fails_leaves_nothing_behind(workdir, tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jformer.tools.hf.tensors.write", full)
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with pytest.raises(OSError, match="No space left"):
+            export_model(str(workdir), tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]

@@ -1,12 +1,14 @@
 """Adapters in the files of PEFT, here written by hand: the kernels that they make are those of the formula."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jformer.config import load_config
+from jformer.config import load_config, save_config
+from jformer.config.options import EvaluateConfig
 from jformer.data.tokenizers import NumberTokenizer
 from jformer.errors import UserError
 from jformer.tools.hf import __main__ as command
@@ -131,3 +133,48 @@ def test_numbers_of_adapters_without_the_whole_classifier_cannot_be_exported(hea
     with pytest.raises(UserError, match=r"mean 250 and deviation 40 in theirs: add '\^classifier/', or export the"):
         export_adapter(str(tmp_path / "run"), tmp_path / "back", "bert")
     assert not (tmp_path / "back").exists()
+
+
+def write_regressor(directory, **tensors):
+    """Write an adapter of a query's kernel and of parts of the classifier of numbers."""
+    query, rng = "bert.encoder.layer.0.attention.self.query", np.random.default_rng(0)
+    shapes = {f"{query}.lora_A.weight": (2, 16), f"{query}.lora_B.weight": (16, 2)}
+    arrays = {name: rng.random(shape, np.float32) for name, shape in shapes.items()} | tensors
+    directory.mkdir()
+    save_file({f"base_model.model.{name}": array for name, array in arrays.items()}, directory / WEIGHTS)
+    (directory / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "task_type": "SEQ_CLS"}))
+
+
+def test_numbers_of_adapters_have_the_units_of_labels_there_and_standardized_ones_here(tmp_path):
+    numbers = small_runs.bert(tmp_path / "numbers", numbers=NumberTokenizer(250.0, 40.0))
+    head = {"classifier.weight": np.full((1, 16), 8, np.float32), "classifier.bias": np.array([260], np.float32)}
+    write_regressor(tmp_path / "adapter", **head)
+    import_adapter(tmp_path / "adapter", str(tmp_path / "run"), str(numbers))
+    export_adapter(str(tmp_path / "run"), tmp_path / "back", "bert")
+    export_model(str(tmp_path / "run"), tmp_path / "merged")
+    back, merged = load_file(tmp_path / "back" / WEIGHTS), load_file(tmp_path / "merged" / "model.safetensors")
+    for name, array in head.items():
+        np.testing.assert_allclose(back[f"base_model.model.{name}"], array, rtol=1e-6)
+        np.testing.assert_allclose(merged[name], array, rtol=1e-6)
+
+
+def test_factors_of_the_classifier_of_numbers_come_back(tmp_path):
+    numbers = small_runs.bert(tmp_path / "numbers", numbers=NumberTokenizer(0.0, 1.0))
+    factors = {"classifier.lora_A.weight": np.ones((2, 16), np.float32), "classifier.lora_B.weight": np.ones((1, 2))}
+    write_regressor(tmp_path / "adapter", **{name: np.float32(array) for name, array in factors.items()})
+    import_adapter(tmp_path / "adapter", str(tmp_path / "run"), str(numbers))
+    export_adapter(str(tmp_path / "run"), tmp_path / "back", "bert")
+    back = load_file(tmp_path / "back" / WEIGHTS)
+    assert all((back[f"base_model.model.{name}"] == array).all() for name, array in factors.items())
+
+
+def test_an_imported_adapter_can_be_exported_from_anywhere_whatever_its_base_evaluates(tmp_path, monkeypatch):
+    base = small_runs.marian(tmp_path / "base")
+    config = load_config(base / "config.json")
+    save_config(dataclasses.replace(config, evaluate=EvaluateConfig(weights="average")), base / "config.json")
+    write_adapter(tmp_path / "adapter")
+    monkeypatch.chdir(tmp_path)
+    import_adapter(tmp_path / "adapter", str(tmp_path / "run"), "base")
+    monkeypatch.chdir(tmp_path / "adapter")
+    assert load_config(tmp_path / "run" / "config.json").evaluate.weights == "last"
+    export_model(str(tmp_path / "run"), tmp_path / "merged")

@@ -138,3 +138,8 @@ def test_mutated_files_are_refused_or_harmless(tmp_path):
             assert WHOLE in str(error)
             refused += 1
     assert 300 < refused < 500
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"missing: could not be written \(Error while serializing.*free some space"):
+        write(tmp_path / "missing", ARRAYS.items())

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -167,3 +168,21 @@ def test_more_than_is_answered_in_time_at_the_pace_of_full_batches_is_refused():
 
     found, rates = gathered(Model(), ask, full=50, answer_seconds=10.0)[0]
     assert (found, rates[:3], len(rates)) == (60, [1.0, 10.0, 2.0], 4)
+
+
+def test_a_server_that_was_slow_answers_more_once_it_is_quick():
+    class Slow(Model):
+        def __call__(self, items):
+            time.sleep(0.02 * len(items) if len(self.batches) < 3 else 0)
+            return super().__call__(items)
+
+    async def ask(batcher):
+        for _ in range(3):  # at a rate of which a batch may have 3 items, where 8 are full
+            await batcher.ask([1] * 8)
+        for _ in range(20):
+            await asyncio.gather(*(batcher.ask([i]) for i in range(8)))
+        return await asyncio.gather(*(batcher.ask([i]) for i in range(40)))
+
+    model = Slow()
+    gathered(model, ask, full=8, answer_seconds=0.4)
+    assert max(map(len, model.batches[3:])) == 40

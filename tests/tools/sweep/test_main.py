@@ -212,6 +212,11 @@ def test_options_that_cannot_work_are_refused_in_one_line(tmp_path, capsys, opti
             },
             "needs a METRIC reported during training",
         ),
+        (
+            SEARCH,
+            {"TRIALS": 2, "SEEDS": (0,), "PRUNER": "hyperband", "FIXED": {"train.num_epochs": 3.0}},
+            "PRUNER='hyperband' needs the length of a trial: set train.num_steps",
+        ),
         (SWEEP, {"METRIC": "valid/nll", "FIXED": NUMBER}, "METRIC='valid/nll'; of valid choose one of: loss"),
         (SWEEP, {"METRIC": "train/los", "GOAL": "min"}, "METRIC='train/los'; of train did you mean loss?"),
         (SEARCH, {"METRIC": "test/acuracy", "GOAL": "max", "TRIALS": 2, "SEEDS": (0,)}, "did you mean token_accuracy?"),

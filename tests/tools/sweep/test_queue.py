@@ -1,4 +1,5 @@
 import contextlib
+import json
 import math
 import sqlite3
 import subprocess
@@ -233,8 +234,39 @@ def test_a_second_experiment_in_a_workdir_is_refused(tmp_path):
         open_queue(tmp_path, METRIC="valid/nll")
     with pytest.raises(UserError, match="its goal is 'min', not 'max': use another --workdir"):
         open_queue(tmp_path, GOAL="max")
-    with pytest.raises(UserError, match=r"holds a sweep of 'small', not study 'other' of the storage"):
+    with pytest.raises(UserError, match=r"sweep: has a sweep already, and trials.journal has no study 'other': check"):
         open_queue(tmp_path, name="other")
+
+
+@pytest.mark.parametrize("made", STORAGES)
+@pytest.mark.parametrize(("given", "says"), [
+    ("sqlite:///{}/typo.db", "typo.db is not there"), ("sqlite:///{}/other.db", "other.db has no study 'small'"),
+    ("", "trials.journal is not there"),
+])  # fmt: skip
+def test_a_sweep_is_never_begun_again_in_a_mistyped_storage(tmp_path, made, given, says):
+    (tmp_path / "other").mkdir()
+    open_queue(tmp_path / "other", storage=f"sqlite:///{tmp_path}/other.db", name="another")
+    open_queue(tmp_path, storage=STORAGES[made].format(tmp_path)).plan()
+    close()
+    if made == "journal" and not given:
+        (tmp_path / "sweep" / "trials.journal").unlink()
+    before = {*tmp_path.rglob("*")}
+    with pytest.raises(UserError, match=f"has a sweep already, and .*{says}: check --storage and --study"):
+        open_queue(tmp_path, storage=given.format(tmp_path))
+    assert {*tmp_path.rglob("*")} == before
+
+
+def test_a_sweep_whose_first_process_died_while_opening_it_is_opened(tmp_path):
+    open_queue(tmp_path)
+    record = tmp_path / "sweep" / "sweep.json"
+    here = json.loads(record.read_text())
+    record.write_text(json.dumps({**here, "opening": "yes"}))
+    for gone in ((), ("trials.journal",)):  # it died after the study had its mark, or before
+        for name in gone:
+            (tmp_path / "sweep" / name).unlink()
+        open_queue(tmp_path).plan()
+        assert json.loads(record.read_text()) == here
+        record.write_text(json.dumps({**here, "opening": "yes"}))
 
 
 def test_a_changed_base_is_refused_naming_the_key(tmp_path):
@@ -508,3 +540,14 @@ def test_an_owner_may_be_silent_for_its_own_lease(tmp_path, monkeypatch):
     now[0] = 1201.0
     hasty._take_back()
     assert not own.renew(1.0)
+
+
+@pytest.mark.parametrize("code", [
+    "def sweep(): return [{'model.d_ff': n, 'data.cache_dir': Path('/tmp')} for n in np.array([64, 128])]",
+    "def search(trial): return {'model.d_ff': np.int64(64), 'data.cache_dir': Path('/tmp')}",
+])  # fmt: skip
+def test_overrides_may_be_scalars_of_numpy_and_paths(tmp_path, code):
+    more = {"SEEDS": (0,), "TRIALS": 2} if "search" in code else {}
+    queue = open_queue(tmp_path, f"\nfrom pathlib import Path\nimport numpy as np\n{code}\n", **more)
+    queue.plan()
+    assert queue.claim().trial.overrides == {"model.d_ff": 64, "data.cache_dir": "/tmp"}
