@@ -43,7 +43,7 @@ NOTHING = Side(None, max_length=1)  # a side without text
 
 
 class MakeEncoder(Protocol):
-    """Makes the encoder of examples from the tokenizers of both sides; with `evaluating`, it splits texts where it can."""
+    """Makes the encoder of examples from the tokenizers of both sides; with `evaluating`, it splits texts if it can."""
 
     def __call__(self, source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> ExampleEncoder:
         """Return the encoder."""
