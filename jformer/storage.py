@@ -54,16 +54,18 @@ def new_directory(path: str | os.PathLike[str], option: str = "") -> Path:
 
 @contextlib.contextmanager
 def filling(target: Path) -> Iterator[None]:
-    """Create a directory on disk, unless it is there and empty; an error raised inside removes what was written."""
+    """Create a directory on disk, if it is missing; an error raised inside removes all that came into it since."""
     was_there = target.exists()
     target.mkdir(parents=True, exist_ok=True)
+    before = {*target.iterdir()}
     try:
         yield
     except BaseException:
-        for path in target.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not was_there:
-            target.rmdir()
+        with contextlib.suppress(OSError):
+            for path in {*target.iterdir()} - before:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not was_there:
+                target.rmdir()
         raise
 
 

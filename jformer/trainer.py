@@ -169,7 +169,7 @@ def settle(config: Config, saved: Config | None) -> tuple[Config, Mesh, list[str
     choices += taken
     config = checks.divide_rows(config, row_shards(mesh))
     if not saved:
-        checks.refuse_unread_source(config)
+        checks.refuse_unread(config)
         config, lengths = choose_lengths(config, target())
         choices += lengths
     return checks.name_base(config), mesh, choices

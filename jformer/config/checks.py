@@ -389,8 +389,14 @@ def _check_mesh(config: Config) -> None:
         raise UserError(f"mesh.sequence={config.mesh.sequence}: {option} needs whole rows: set mesh.sequence=1")
 
 
-def refuse_unread_source(config: Config) -> None:
-    """Raise UserError for a recurrent encoder–decoder whose decoder gets nothing from its encoder."""
+def refuse_unread(config: Config) -> None:
+    """Raise UserError for what a new run would not read; saved runs are opened with it.
+
+    Options that others leave without effect, and the source of a recurrent encoder–decoder whose decoder gets nothing
+    from its encoder.
+    """
+    config.data.refuse_unread()
+    config.decode.refuse_unread()
     recurrent = config.model.recurrent
     if (
         config.model.family == "encdec"

@@ -109,8 +109,10 @@ class SourceConfig:
                 )
             key, _, value = rule.partition("=")
             least, _, most = value.partition("-")
-            if (key == "characters" and int(least) > int(most)) or (key == "ratio" and float(value) < 1):
-                raise UserError(f"{name}.clean: {rule!r} must be characters=LEAST-MOST, or a ratio of at least 1")
+            if key == "characters" and int(least) > int(most):
+                raise UserError(f"{name}.clean: {rule!r} admits no text: write characters=LEAST-MOST")
+            if key == "ratio" and float(value) < 1:
+                raise UserError(f"{name}.clean: {rule!r} must be at least 1: no text is longer than the longer one")
             if rule.startswith(LACKING.get(self.source, ())):
                 raise UserError(f"{name}.clean: {rule!r} reads a text that source={self.source!r} lacks: leave it out")
         check_least(name, self, ("num_pairs",), 1)
@@ -289,14 +291,18 @@ class DataConfig(SourceConfig):
         learned = ("character_coverage", "byte_fallback", "split_digits", "normalization")
         kind = f"data.tokenizer='bpe' or 'unigram', not {self.tokenizer!r}"
         self._check_unset(not ours, ("vocabulary", "symbols", *learned[:2]), f" needs {kind}")
-        self._check_unset(self.tokenizer in ("word", "char", "byte"), ("split_digits",), f" needs {kind}")
-        whole = f" has no effect on data.tokenizer={self.tokenizer!r}, which leaves nothing out"
-        self._check_unset(self.tokenizer in ("char", "byte"), ("vocab_temperature",), whole)
         self._check_unset(
             self.tokenizer != "bpe", ("bpe_dropout",), f" needs data.tokenizer='bpe', not {self.tokenizer!r}"
         )
         self._check_unset(not self.bpe_dropout, ("segmentations",), " needs data.bpe_dropout, which is 0")
         self._check_unset(self.vocabulary != "", learned, " has no effect on data.vocabulary, which is already learned")
+
+    def refuse_unread(self) -> None:
+        """Raise UserError for options that a built-in vocabulary does not read; saved runs may have them."""
+        kind = f" needs data.tokenizer='bpe' or 'unigram', not {self.tokenizer!r}"
+        self._check_unset(self.tokenizer in ("word", "char", "byte"), ("split_digits",), kind)
+        whole = f" has no effect on data.tokenizer={self.tokenizer!r}, which leaves nothing out"
+        self._check_unset(self.tokenizer in ("char", "byte"), ("vocab_temperature",), whole)
 
     def _check_unset(self, needed: bool, keys: Sequence[str], why: str) -> None:
         """Raise UserError for the first of some options that is set although the default is `needed`."""

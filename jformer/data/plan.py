@@ -63,7 +63,7 @@ class Plan:
 
         Units left over from one shape join the next longer one; only the longest shape may end in a batch with empty
         rows. Besides these, each distinct fraction among the weights adds at most one empty row; where these fill a
-        batch, it repeats some of the epoch's units.
+        batch, it gets units of the epoch again.
         """
         rng = np.random.default_rng([self.seed, epoch])
         shares = self._shares(epoch)
@@ -102,16 +102,12 @@ class Plan:
         rng = np.random.default_rng([self.seed, epoch, 2])
         drawn = np.concatenate([batch.units[batch.units >= 0] for batch in batches])
 
-        def occupied(batch: PlannedBatch) -> PlannedBatch:
-            if batch.units.max() >= 0:
-                return batch
-            index = self.shapes.index(batch.shape)
-            fitting = drawn[self.bucket[drawn] <= index]
-            if not len(fitting):
-                fitting = np.flatnonzero(self.bucket <= index)
-            return PlannedBatch(batch.shape, rng.choice(fitting, batch.shape.rows).astype(self._dtype))
-
-        return [occupied(batch) for batch in batches]
+        for number, (shape, units) in enumerate(batches):
+            if units.max() < 0:
+                fits = self.bucket <= self.shapes.index(shape)
+                fitting = drawn[fits[drawn]] if fits[drawn].any() else np.flatnonzero(fits)
+                batches[number] = PlannedBatch(shape, rng.choice(fitting, shape.rows).astype(self._dtype))
+        return batches
 
     @functools.cached_property
     def _fractions(self) -> list[tuple[Fraction, np.ndarray]]:

@@ -148,7 +148,7 @@ def advance_progress(
     ends_with = jnp.take_along_axis(constraints.borders[:, None], before, axis=4)[..., 0, :]  # → [b n p s l]
     fits = constraints.phrases[:, None, None] == tokens[..., None, None, None]  # [b n c p s l]
     sizes = jnp.arange(1, constraints.phrases.shape[3] + 1)  # with the token
-    # Those of padding never fit: it is never written.
+    # Padding after a spelling fits no token with a finite score.
     matched = jnp.where(ends_with[:, :, None] & fits, sizes, 0).max(axis=5)  # [b n c p s]
     lengths = constraints.lengths[:, None, None]
     met = progress.met[:, :, None] | ((matched == lengths) & (lengths > 0)).any(axis=4)

@@ -61,7 +61,7 @@ class DecodeConfig:
     min_p: float = 0.0  # from those with at least this share of the largest probability (Nguyen et al. 2024)
     epsilon: float = 0.0  # from those with at least this probability (Hewitt et al. 2022)
     typical: float = 1.0  # from the mass of most expected surprise; 1 = all (Meister et al. 2023)
-    seed: int = 0  # a sample is drawn from (seed, number of its input line, number of the sample)
+    seed: int = 0  # a sample is drawn from (seed, number of its input line and piece, number of the sample)
     # mbr: chrf | bleu, of sacreBLEU, of each candidate against all of them (Eikema and Aziz 2020), or a command's name,
     # which scores samples x samples texts for each input
     mbr_utility: str = "chrf"
@@ -154,6 +154,18 @@ class DecodeConfig:
         self._check_search(searched)
         self._check_outputs()
 
+    def refuse_unread(self) -> None:
+        """Raise UserError for options of a beam search that others leave without effect; saved runs may have them."""
+        if self.search != "beam" or self.beam_size == 1:
+            return
+        if self.beam_groups == 1 and self.diversity != DEFAULTS["diversity"]:
+            raise UserError(f"decode.diversity={self.diversity} acts between groups of beams: set decode.beam_groups")
+        if self.coverage_penalty and not self.ended_first:
+            raise UserError(
+                "decode.coverage_penalty ranks outputs that have ended, and decode.ended_first=False ranks others with "
+                "them: set it to True"
+            )
+
     def _check_probabilities(self) -> None:
         if not COLDEST <= self.temperature < math.inf:
             raise UserError(
@@ -174,13 +186,6 @@ class DecodeConfig:
         for key in () if is_own(self.search) else unread:
             if getattr(self, key) != DEFAULTS[key] and key not in PRESET:
                 raise UserError(f"decode.{key}={getattr(self, key)} is read by decode.search='{readers}' only")
-        if self.beam_groups == 1 and self.diversity != DEFAULTS["diversity"]:
-            raise UserError(f"decode.diversity={self.diversity} acts between groups of beams: set decode.beam_groups")
-        if self.coverage_penalty and self.beam_size > 1 and not self.ended_first:
-            raise UserError(
-                "decode.coverage_penalty ranks outputs that have ended, and decode.ended_first=False ranks others with "
-                "them: set it to True"
-            )
         if self.beam_size % self.beam_groups:
             raise UserError(f"decode.beam_groups={self.beam_groups} must divide decode.beam_size={self.beam_size}")
         if self.rerank and self.search == "mbr":

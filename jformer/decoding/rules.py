@@ -48,7 +48,7 @@ class Rules(NamedTuple):
 def initial_history(rules: Rules, sentences: int, beams: int, room: int) -> Int[Array, "rows h"] | None:
     """Return the tokens before a search of `room` steps, newest last after padding; None if no rule reads them.
 
-    The end symbol of a source that the search continues (prefix_lm) is not one of them: the output is yet to end.
+    End symbols behind the first one, as of a source that the search continues (prefix_lm), do not count as written.
 
     >>> rules = Rules(eos=2, pad=0, no_repeat_ngram=2, prompt=jnp.array([[7, 8, 0]]), prompt_length=jnp.array([2]))
     >>> initial_history(rules, sentences=1, beams=2, room=3).tolist()
@@ -58,12 +58,11 @@ def initial_history(rules: Rules, sentences: int, beams: int, room: int) -> Int[
         return None
     history = jnp.full((sentences, max(room, rules.no_repeat_ngram)), rules.pad, jnp.int32)
     if rules.prompt is not None and rules.prompt_length is not None:
-        width, length = rules.prompt.shape[1], rules.prompt_length[:, None]
-        newest = jnp.take_along_axis(rules.prompt, length - 1, axis=1)
-        length = length - ((newest == rules.eos) & (length > 1))
-        indices = jnp.arange(width) - width + length  # [b p], negative where padding goes
+        width = rules.prompt.shape[1]
+        indices = jnp.arange(width) - width + rules.prompt_length[:, None]  # [b p], negative where padding goes
         prompt = jnp.take_along_axis(rules.prompt, jnp.maximum(indices, 0), axis=1)
-        prompt = jnp.where(indices >= 0, prompt, rules.pad)
+        is_end = (prompt == rules.eos) & (indices > 0)
+        prompt = jnp.where((indices >= 0) & ~is_end, prompt, rules.pad)
         history = jnp.concatenate([history, prompt], axis=1)
     return jnp.repeat(history, beams, axis=0)  # [b h] → [rows h]
 

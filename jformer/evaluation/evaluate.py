@@ -82,7 +82,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
             asked = languages[0] or config.decode.source_language, languages[1] or config.decode.target_language
             tokenizers = directed(predictor.tokenizers, config.data, asked)
             own = config.of_test_set(key)
-            task = build_task(_whole(own))
+            task = build_task(_none_dropped(own))
             batches, corpus = evaluation_batches(config.data, task, tokenizers, split, divisor)
         with show_progress(f"scoring {key}", quiet=quiet):
             sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
@@ -101,14 +101,11 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     return scored
 
 
-def _whole(config: Config) -> Config:
+def _none_dropped(config: Config) -> Config:
     """Return the config with examples over the limits cut rather than dropped: each is answered, so each has a loss."""
-    data = config.data
-    return (
-        config
-        if data.overlong != "drop"
-        else dataclasses.replace(config, data=dataclasses.replace(data, overlong="cut"))
-    )
+    if config.data.overlong != "drop":
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, overlong="cut"))
 
 
 def refuse_other_languages(config: Config, saved: Config) -> None:

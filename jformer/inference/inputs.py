@@ -80,8 +80,10 @@ class Inputs:
             data: of the run, for the languages of a text that names none.
 
         Raises:
-            UserError: for decode.overlong='split' where answers cannot be joined, and for an unknown language.
+            UserError: for decode.overlong='split' where answers cannot be joined, options that others leave without
+                effect, and an unknown language.
         """
+        options.refuse_unread()
         self.options, self.task, self.tokenizers, self._data = options, task, tokenizers, data
         placed = [model.max_length for model in models if model.positions == "learned"]
         self.max_positions = min(placed, default=None)
@@ -224,7 +226,7 @@ class Inputs:
         constraints = [found for found in fitting[1:] if found]
         wanted = len(prefix) + sum(len(found[0]) for found in constraints)  # the shortest comes first
         most, option = self._most(pieces[0])
-        if wanted >= most:  # the end comes last; a search takes memory by the square of the constraints
+        if wanted >= most:  # the end comes last; a search takes memory by the square of the longest constraint
             given = " and ".join(name for name in ("prefix", "constraints") if getattr(request, name))
             raise UserError(
                 f"{where}: {given} of {wanted} tokens and the end symbol do not fit in an output of {most}: shorten "
@@ -277,7 +279,7 @@ class Inputs:
         batch["limit"] = np.where(np.arange(rows) < len(pieces), limit, 0).astype(np.int32)
         batch["max_unfinished"] = np.array(len(pieces) // UNFINISHED_SHARE if short else 0, np.int32)
         batch["line"] = _filled([piece.line for piece in pieces], (rows,), 0)
-        if any(piece.part for piece in pieces):
+        if options.overlong == "split" and options.search in ("sample", "mbr"):
             batch["part"] = _filled([piece.part for piece in pieces], (rows,), 0)
         refuse_foreign_ids(batch, self._id_limits, "the text to answer")
         return {**batch, **_phrases(pieces, rows, self.symbols.pad)}, room

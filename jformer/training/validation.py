@@ -78,7 +78,8 @@ def validate(
         averaged = validation.losses(join(state.ema, state.params))
         log.write({"step": step, "split": "valid_ema", **summarize(add_up(averaged.values()))})
     if train.best_by not in row:
-        raise UserError(f"train.best_by={train.best_by!r}: a validation of this task gives {', '.join(sorted(row))}")
+        names = ", ".join(sorted(row.keys() - {"step", "split"}))
+        raise UserError(f"train.best_by={train.best_by!r}: a validation of this task gives {names}")
     value = row[train.best_by]
     note_best(progress, value, train.best_by)
     if 0 < train.patience <= progress.since_best:

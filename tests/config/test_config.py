@@ -1,4 +1,5 @@
 import ast
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from jformer.config import as_config_dict, checks, default_config, load_config, options, resolve, resume, save_config
-from jformer.config.config_files import override, run_config_file
+from jformer.config.config_files import override, run_config_file, with_keys
 from jformer.config.options import Config
 from jformer.config.presets import PRESETS
 from jformer.data import tokenizers
@@ -386,16 +387,9 @@ COMBINATIONS = [
     ({"data.symbols": ("a b",)}, "data.symbols: 'a b'"),
     ({"data.symbols": ("<BT>", "<BT>")}, "data.symbols: '<BT>'"),
     ({"data.symbols": ("<0x41>",), "data.byte_fallback": True}, "data.symbols: '<0x41>'"),
-    ({"data.tokenizer": "word", "data.split_digits": True}, "data.split_digits=True needs data.tokenizer='bpe'"),
-    (
-        {"data.tokenizer": "char", "data.vocab_temperature": 5.0},
-        "vocab_temperature=5.0 has no effect on data.tokenizer",
-    ),
-    ({"data.clean": ("characters=9-1",)}, "'characters=9-1' must be characters=LEAST-MOST"),
-    ({"data.clean": ("ratio=0.5",)}, "'ratio=0.5' must be characters=LEAST-MOST, or a ratio of at least 1"),
+    ({"data.clean": ("characters=9-1",)}, "'characters=9-1' admits no text: write characters=LEAST-MOST"),
+    ({"data.clean": ("ratio=0.5",)}, "'ratio=0.5' must be at least 1"),
     ({"decode.temperature": 1e-38, "decode.search": "sample"}, "decode.temperature=1e-38 must be at least 1e-06"),
-    ({"decode.diversity": 2.0}, "decode.diversity=2.0 acts between groups of beams: set decode.beam_groups"),
-    ({"decode.coverage_penalty": 0.2, "decode.ended_first": False}, "decode.ended_first=False ranks others with them"),
     ({"data.vocabulary": "m.model", "data.split_digits": True}, "split_digits=True has no effect on data.vocabulary"),
     (
         {"data.piece_start": "previous", "data.overlong": "split"},
@@ -715,3 +709,18 @@ def test_a_saved_config_with_a_key_twice_is_refused(tmp_path):
     path.write_text('{"seed": 1, "task": "lm", "seed": 2}')
     with pytest.raises(UserError, match=r"the key 'seed' occurs twice in one object; keep one"):
         load_config(path)
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ({"data.tokenizer": "word", "data.split_digits": True}, "data.split_digits=True needs data.tokenizer='bpe'"),
+    ({"data.tokenizer": "char", "data.vocab_temperature": 5.0}, "has no effect on data.tokenizer='char'"),
+    ({"decode.diversity": 2.0}, "decode.diversity=2.0 acts between groups of beams: set decode.beam_groups"),
+    ({"decode.coverage_penalty": 0.2, "decode.ended_first": False}, "decode.ended_first=False ranks others with them"),
+    ({"decode.diversity": 2.0, "decode.beam_size": 1}, ""),  # greedy search ranks nothing
+    ({"decode.diversity": 2.0, "decode.search": "my:search"}, ""),
+    ({"decode.diversity": 2.0, "decode.beam_groups": 2}, ""),
+])  # fmt: skip
+def test_what_others_leave_without_effect_is_refused_in_a_new_run_and_a_saved_one_opens(options, says):
+    config = with_keys(default_config(), options)
+    with pytest.raises(UserError, match=re.escape(says)) if says else contextlib.nullcontext():
+        checks.refuse_unread(config)

@@ -17,6 +17,7 @@ from jformer.data.sources import quickstart
 from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.errors import UserError, check_choice
 
+FORMAT = 2  # of fingerprints, which a cache holds
 MAX_LETTERS = 20
 HELD_OUT = 500  # pairs of "valid", and of "test"
 
@@ -48,7 +49,7 @@ def open_built(config: SourceConfig, split: str, build: Build) -> Split:
     The pairs may depend on data.source, data.name and data.num_pairs, and on the code in the folder of `build`.
     Raises UserError for an unknown split.
     """
-    asked = config.source, config.name, config.num_pairs
+    asked = FORMAT, config.source, config.name, config.num_pairs
     path = cache.path_of([*asked, split], build)
 
     def read(_counts: Counter[str]) -> Iterator[Pair]:

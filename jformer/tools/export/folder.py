@@ -56,7 +56,7 @@ def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # 
     Raises UserError for another format, a directory that is not empty, a package that is missing, a run without
     translations or checkpoints, and a model or search that the format cannot express.
     """
-    _check(config, format, target)
+    target = _check(config, format, target)
     predictor = load(workdir, config, make_mesh(1))
     languages = config.decode.source_language, config.decode.target_language
     model, (source, target_side) = predictor.model, directed(predictor.tokenizers, config.data, languages)
@@ -78,7 +78,8 @@ def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # 
     return f"{target}: {format}, {size:.1f} MB; jformer's docs/serving.md has a loader"
 
 
-def _check(config: Config, format: str, target: Path) -> None:  # noqa: A002
+def _check(config: Config, format: str, target: Path) -> Path:  # noqa: A002
+    """Return the path of the directory; raise UserError for what cannot be exported."""
     if format not in NEEDS:
         raise UserError(f"--format={format}; choose one of: {', '.join(NEEDS)}")
     if config.task != "translate":
@@ -87,11 +88,11 @@ def _check(config: Config, format: str, target: Path) -> None:  # noqa: A002
         raise UserError("decode.ensemble cannot be exported, only a single model: leave it empty")
     if config.decode.rerank:
         raise UserError("decode.rerank cannot be exported: it starts a command; leave it empty")
-    new_directory(target, "--output=")
     try:
         importlib.import_module(NEEDS[format])
     except ImportError as error:
         raise UserError(f"--format={format} needs a package: pip install {NEEDS[format]}") from error
+    return Path(new_directory(target, "--output="))
 
 
 def _around(source: Tokenizer, target: Tokenizer, written: tuple[int, ...]) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
     Raises UserError for what is not LoRA of kernels, and for tensors that have no place in the base.
     """
     if processes.process_count() > 1:
-        raise UserError(f"{directory}: one process imports an adapter: leave out --coordinator")
+        raise UserError(
+            f"{directory}: one process imports an adapter: leave out --coordinator, --processes and --process"
+        )
     target = new_directory(workdir, "--workdir=")
     if not base:
         name = vocabulary.read_json(directory / CONFIG).get("base_model_name_or_path", "")
@@ -295,7 +297,7 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
     config, model, lora = run.config, run.model, run.config.model.lora
     if not lora.rank:
         raise UserError(f"{workdir}: holds no adapters: leave out --adapter_of to export the model")
-    new_directory(target, "--output=")
+    target = Path(new_directory(target, "--output="))
     family, _ = express(config.task, model, workdir, origin=run.origin.get("model_type", ""))
     _, params = own_layers(model, load_saved(run.path, config, make_mesh(1)).params)
     answers, head = run.tokenizers[1], {"kernel", "bias"}

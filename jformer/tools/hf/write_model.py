@@ -82,7 +82,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
     """
     run = read_run(workdir)
     config, origin = run.config, run.origin
-    new_directory(target, "--output=")
+    target = Path(new_directory(target, "--output="))
     languages = config.decode.source_language, config.decode.target_language
     run = dataclasses.replace(run, tokenizers=directed(run.tokenizers, config.data, languages))
     tokenizers, text, model = run.tokenizers, run.text, run.model

@@ -8,7 +8,6 @@ them. No HTTP and no models here.
 import asyncio
 import contextlib
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -18,7 +17,10 @@ from jformer.inference.answers import whole_groups
 from jformer.tools.server.limits import Limits
 
 AHEAD = 16  # full batches gathered at most; sorted by length, they pad less
-RATES, ENOUGH = 8, 3  # newest full batches whose rates are kept, and how many it takes to trust them
+RATES, ENOUGH = (
+    8,
+    3,
+)  # newest batches, as full as they may be, whose rates are kept, and how many it takes to trust them
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
@@ -52,7 +54,7 @@ class Batcher(Generic[Item, Reply]):
         """Gather up to AHEAD full batches; `run` must be running to answer them."""
         self._answer, self._executor, self._full, self._limits = answer, executor, full, limits
         self._queue: asyncio.Queue[_Job[Item, Reply]] = asyncio.Queue()
-        self._rates: deque[float] = deque(maxlen=RATES)  # items per second, of the newest full batches
+        self._rates: deque[float] = deque(maxlen=RATES)  # items per second
         self.waiting = 0  # items without an answer so far
         self.on_batch: Callable[[int], None] = lambda size: None  # called with the size of each batch
 
@@ -82,24 +84,19 @@ class Batcher(Generic[Item, Reply]):
             if not jobs:
                 continue
             self.on_batch(sum(len(job.items) for job in jobs))
-            seconds = await loop.run_in_executor(self._executor, self._answer_timed, jobs, loop)
+            began = loop.time()
+            await loop.run_in_executor(self._executor, self._answer_all, jobs, loop)
             size = sum(len(job.items) for job in jobs)
             if size >= min(self._full, most):  # a low rate makes batches small, and must not last for ever
-                self._rates.append(size / max(seconds, 1e-6))
+                self._rates.append(size / max(loop.time() - began, 1e-6))
 
     def _within(self, seconds: float) -> float:
-        """Return how many items can be answered in some seconds, at the best rate of the newest full batches.
+        """Return how many items can be answered in some seconds, at the best rate of the newest batches.
 
         Small batches are slower per item, and compiled ones are ignored by taking the best rate.
         """
         rate = max(self._rates) if len(self._rates) >= ENOUGH else math.inf
         return min(self._limits.waiting, rate * seconds)
-
-    def _answer_timed(self, jobs: Sequence[_Job[Item, Reply]], loop: asyncio.AbstractEventLoop) -> float:
-        """Answer jobs, and return the seconds it took, without those that it waited for other kinds of requests."""
-        began = time.monotonic()
-        self._answer_all(jobs, loop)
-        return time.monotonic() - began
 
     def _answer_all(self, jobs: Sequence[_Job[Item, Reply]], loop: asyncio.AbstractEventLoop) -> None:
         """Answer jobs, each as soon as possible; after an error, halve the rest until the failing job is alone."""

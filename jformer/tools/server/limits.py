@@ -9,7 +9,7 @@ class Limits(NamedTuple):
     texts: int = 256  # of a request
     characters: int = 10_000  # of a text
     prefix: int = 500  # characters of a prefix of an answer
-    constraints: int = 8  # phrases in an answer: what a search keeps of each grows with the square of its length
+    constraints: int = 8  # phrases in an answer: what a search keeps grows with the square of the longest
     phrase: int = 100  # characters of a phrase
     body: int = 1 << 20  # bytes of a request
     waiting: int = 4_096  # texts that are not answered yet, of a model and a kind of request; further requests get 429

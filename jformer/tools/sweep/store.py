@@ -247,11 +247,12 @@ def read_record(path: Path) -> dict[str, str]:
 def _agree(study: optuna.Study, experiment: Experiment, workdir: Path, here: dict[str, str]) -> None:
     """Record in a new study and its workdir which sweep they hold; compare the records of existing ones.
 
-    The workdir is written first, as opening: if the process dies in between, the next one completes the study. A study
-    without a record is then never taken for that of the workdir, as one of a mistyped storage would be.
+    The workdir is written first, as opening: if the process dies in between, the next one completes the study. Once it
+    is no longer opening, a study without a record is refused, such as one in a mistyped storage.
     """
     shared = experiment.config({})
     mine, path = {"experiment": experiment.path.stem, "metric": experiment.metric}, workdir / RECORD
+    here = here or read_record(path)  # which another process may have written by now, if nothing locks the workdir
     opening = here.pop(OPENING, None) is not None or not here
     if opening and "sweep" not in study.user_attrs and here.get("study", study.study_name) == study.study_name:
         here = here or {**mine, "study": study.study_name, "id": secrets.token_hex(8)}

@@ -158,14 +158,23 @@ def test_numbers_of_adapters_have_the_units_of_labels_there_and_standardized_one
         np.testing.assert_allclose(merged[name], array, rtol=1e-6)
 
 
-def test_factors_of_the_classifier_of_numbers_come_back(tmp_path):
-    numbers = small_runs.bert(tmp_path / "numbers", numbers=NumberTokenizer(0.0, 1.0))
-    factors = {"classifier.lora_A.weight": np.ones((2, 16), np.float32), "classifier.lora_B.weight": np.ones((1, 2))}
-    write_regressor(tmp_path / "adapter", **{name: np.float32(array) for name, array in factors.items()})
+@pytest.mark.parametrize("units", [(250.0, 40.0), (0.0, 1.0)], ids=str)
+def test_factors_of_the_classifier_of_numbers_have_their_units_too(units, tmp_path):
+    numbers = small_runs.bert(tmp_path / "numbers", numbers=NumberTokenizer(*units))
+    factors = {"classifier.lora_A.weight": (2, 16), "classifier.lora_B.weight": (1, 2)}
+    factors = {name: np.random.default_rng(1).random(shape, np.float32) for name, shape in factors.items()}
+    write_regressor(tmp_path / "adapter", **factors)
     import_adapter(tmp_path / "adapter", str(tmp_path / "run"), str(numbers))
-    export_adapter(str(tmp_path / "run"), tmp_path / "back", "bert")
-    back = load_file(tmp_path / "back" / WEIGHTS)
-    assert all((back[f"base_model.model.{name}"] == array).all() for name, array in factors.items())
+    for run in ("numbers", "run"):
+        export_model(str(tmp_path / run), tmp_path / f"{run}_exported")
+    old, new = (load_file(tmp_path / f"{run}_exported" / "model.safetensors") for run in ("numbers", "run"))
+    a, b = factors.values()
+    np.testing.assert_allclose(new["classifier.weight"] - old["classifier.weight"], 8 / 2 * b @ a, rtol=1e-4)
+    np.testing.assert_allclose(new["classifier.bias"], old["classifier.bias"], rtol=1e-6)
+    if units == (0.0, 1.0):  # otherwise refused
+        export_adapter(str(tmp_path / "run"), tmp_path / "back", "bert")
+        back = load_file(tmp_path / "back" / WEIGHTS)
+        np.testing.assert_allclose(back["base_model.model.classifier.lora_A.weight"], a, rtol=1e-6)
 
 
 def test_an_imported_adapter_can_be_exported_from_anywhere_whatever_its_base_evaluates(tmp_path, monkeypatch):

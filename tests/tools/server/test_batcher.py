@@ -185,4 +185,4 @@ def test_a_server_that_was_slow_answers_more_once_it_is_quick():
 
     model = Slow()
     gathered(model, ask, full=8, answer_seconds=0.4)
-    assert max(map(len, model.batches[3:])) == 40
+    assert max(map(len, model.batches[3:])) > 8
