@@ -137,17 +137,19 @@ def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | Path
 
     The config is one from `jformer.config.default_config`, modified as in a config file, or a resolved one.
 
-    Raises UserError for a config that cannot work or belongs to another run, and for data that cannot be read.
+    Raises UserError for a config that cannot work or belongs to another run, for data that cannot be read, and for a
+    directory that cannot be written.
     """
     _silence_libtpu()
     from jformer.config import resolve
     from jformer.parallel import processes
-    from jformer.storage import run_path
+    from jformer.storage import check_writable, os_errors_as_user_errors, run_path
     from jformer.trainer import train
 
     if not fspath(workdir):
         raise UserError("workdir='' names no directory")
-    with contextlib.ExitStack() as heeding:
+    check_writable("workdir", run_path(workdir))
+    with contextlib.ExitStack() as heeding, os_errors_as_user_errors():
         if threading.current_thread() is threading.main_thread():  # only it can set signal handlers
             heeding.enter_context(processes.heed_signals("stopped"))
             processes.defer_stop()
@@ -163,14 +165,18 @@ def evaluate(
     """Score a trained run on its test sets, add the scores to its results.json and return them.
 
     They are returned by test set, beside "schema" and "run". With `output`, results.json and the answers are written
-    into that folder instead. `options` and keyword arguments are as in `load`.
+    into that folder instead. `options` and keyword arguments are as in `load`. Raises UserError as `load` does, and for
+    a folder that cannot be written, before anything is answered.
     """
     _silence_libtpu()
     from jformer.evaluation.evaluate import evaluate
     from jformer.inference.restore import saved_config
-    from jformer.storage import run_path
+    from jformer.storage import check_writable, os_errors_as_user_errors, run_path
 
-    return evaluate(saved_config(workdir, options, **decode), run_path(workdir), run_path(output) if output else None)
+    config, folder = saved_config(workdir, options, **decode), run_path(output or workdir)
+    check_writable("output" if output else "workdir", folder)
+    with os_errors_as_user_errors():
+        return evaluate(config, run_path(workdir), folder if output else None)
 
 
 def _silence_libtpu() -> None:

@@ -29,7 +29,7 @@ class UserError(ValueError):
 
 
 class UnavailableError(UserError):
-    """Something cannot be read now, with no sign of damage: the same command may succeed later."""
+    """Something cannot be read or written now, with no sign of damage: the same command may succeed later."""
 
     code = LOST
 

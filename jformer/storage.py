@@ -207,6 +207,19 @@ def unwritten(path: os.PathLike[str] | str, error: OSError) -> UnwrittenError:
     return UnwrittenError(f"{path}: could not be written ({reason}); free some space, then rerun the same command")
 
 
+def is_lasting(error: BaseException | None) -> bool:
+    """Return whether an error of writing, or one that caused it, stays until the user acts: a full disk, a wrong path.
+
+    TensorStore's errors have no number, only the text of the system's.
+    """
+    while error:
+        texts = [os.strerror(number) for number in (*FULL, *MISPLACED)]
+        if getattr(error, "errno", None) in (*FULL, *MISPLACED) or any(t.lower() in str(error).lower() for t in texts):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def refusal(error: OSError) -> str:
     """Return the error message for an OSError that no other code has explained; "" if it is a bug in jformer."""
     if error.errno == errno.ENAMETOOLONG:

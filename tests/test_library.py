@@ -124,6 +124,9 @@ def test_a_batch_is_made_from_ids_alone():
     assert (labelled["weights"].tolist(), labelled["row"].tolist()) == ([[1.0]], [9])
     with pytest.raises(jformer.UserError, match=r"target_out: 1 rows"):
         jformer.make_batch([[5, 2], [2]], target_out=np.array([[3]]))
+    for given in ({"source": [[5, 6, 2], [2]]}, {"source": [[4]] * 2, "target": [[5, 6, 2], [2]]}):
+        ragged = jformer.make_batch(**given, target_out=np.array([[5, 6, 2], [2, 0, 0]]))
+        assert ragged["weights"].tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
 def test_a_language_model_goes_on_from_a_prompt_as_its_logits_say():
@@ -232,9 +235,15 @@ def test_what_it_is_given_wrong_is_one_line(run):
         jformer.load(run.parent / "nothing")
 
 
-def test_a_run_needs_a_directory():
+def test_a_run_needs_a_directory(run, tmp_path):
     with pytest.raises(jformer.UserError, match="workdir='' names no directory"):
         jformer.train(small_run.get_config(), "")
+    (tmp_path / "notes.txt").touch()
+    for path in (tmp_path / "notes.txt", tmp_path / "notes.txt" / "run"):
+        with pytest.raises(jformer.UserError, match=r"workdir=.*notes.txt is a file; name a folder"):
+            jformer.train(small_run.get_config(), path)
+        with pytest.raises(jformer.UserError, match=r"output=.*notes.txt is a file; name a folder"):
+            jformer.evaluate(run, output=path)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from jformer.models import build_model
 from jformer.models.interventions import intervened_as
 from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import new_directory, run_path
+from jformer.storage import check_writable, new_directory, run_path
 from jformer.tasks.build import build_sized, build_task, check_heads, choose_decoding_dtype, open_mesh
 from jformer.tasks.embed import embed
 from jformer.tasks.task import VECTOR, Task
@@ -113,9 +113,11 @@ def save_run(
         workdir: a new directory.
 
     Raises:
-        UserError: the names and shapes are not those of the model, which are listed; or the directory is not empty.
+        UserError: the names and shapes are not those of the model, which are listed; or the directory is not empty, or
+            cannot be written.
     """
     path, config = new_directory(workdir), resolve(config)
+    check_writable("workdir", path)
     config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, weights="last"))  # the only ones
     source, target = tokenizers if isinstance(tokenizers, tuple | list) else (tokenizers, tokenizers)
     sides = source, target

@@ -108,7 +108,8 @@ def _run(command: str, lines: Sequence[str], seconds: float) -> list[float]:
     """Return the number that a command writes for every line; `seconds` limits its time; 0 = no limit."""
     try:
         text = "".join(line + "\n" for line in lines).encode()
-        done = subprocess.run(shlex.split(command), input=text, capture_output=True, timeout=seconds or None)
+        with processes.working_elsewhere():
+            done = subprocess.run(shlex.split(command), input=text, capture_output=True, timeout=seconds or None)
     except OSError as error:
         raise UserError(f"{KEY}={command!r} cannot be started: {error}") from error
     except subprocess.TimeoutExpired as error:

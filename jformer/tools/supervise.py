@@ -62,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{name}={getattr(options, name)} must be 0 or more, and finite")
     group = ProcessGroup(options)
     with signals_to(group.stop), readers_may_leave(lambda: group.stop(signal.SIGHUP, None)):
-        code = supervise(group, options)
+        try:
+            code = supervise(group, options)
+        except OSError as error:  # such as --logs that cannot be made, or a command that is not there
+            say(f"{error.filename or error}: {error.strerror or 'cannot be used'}")
+            code = MISTAKE
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -165,7 +169,7 @@ class ProcessGroup:
                     deadline = min(deadline, time.monotonic() + self._options.grace)
                 for process in living if time.monotonic() > deadline else ended:  # these may have left children
                     send_signal(process, signal.SIGKILL)
-                if shown:
+                if shown and sys.stdout:  # which may be closed
                     with contextlib.suppress(OSError):  # a full disk must not end the supervisor
                         sys.stdout.buffer.write(shown.read())
                         sys.stdout.flush()

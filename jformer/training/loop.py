@@ -53,7 +53,8 @@ def loop(
     for batch, work in log.waiting(batches):
         step = progress.step + 1
         shapes = tuple(array.shape for array in jax.tree.leaves(batch))
-        processes.enter_phase(f"update {step}", kind=shapes)
+        # Starting and writing a trace takes longer than other updates.
+        processes.enter_phase(f"update {step}", kind=None if step in train.profiled() else shapes)
         with log.profile.update(step, lambda: state):  # noqa: B023 (it is called within this turn)
             with log.timing(step, shapes) as first:
                 if first:

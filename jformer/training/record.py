@@ -26,7 +26,7 @@ if without_torch:
     del sys.modules["torch"]
 
 from jformer.config.options import Config
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.integrity import with_digest
 from jformer.storage import in_bucket, replace_content, unwritten, writing
 from jformer.training.rows import Sample, read_row, read_sample
@@ -63,12 +63,17 @@ class AppendedFile:
 
     def keep(self) -> None:
         """Write all lines; after this they outlive the process."""
-        if isinstance(self._file, io.StringIO):
+        if not isinstance(self._file, io.StringIO):
+            return
+        try:
             self._path.write_text(self._file.getvalue())
+        except Exception as error:  # those of buckets are not all OSErrors
+            self._failed = True
+            raise UnavailableError(f"{self._path}: could not be written ({' '.join(str(error).split())})") from error
 
     def close(self) -> None:
         """Write all lines and close the file; a failure that was raised before is not raised again."""
-        with contextlib.suppress(OSError) if self._failed else writing(self._path):
+        with contextlib.suppress(OSError, UserError) if self._failed else writing(self._path):
             self.keep()
             self._file.close()
 
@@ -188,17 +193,26 @@ class Record:
         """Append a line to training.log."""
         if not self._text:
             return
-        try:
+        with self._without_text_on_errors():
             self._text.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+
+    @contextlib.contextmanager
+    def _without_text_on_errors(self) -> Iterator[None]:
+        try:
+            yield
         except UserError as error:
-            self._text.close()
-            self._text = None
+            text, self._text = self._text, None
+            if text:
+                text.close()
             self._show(f"training.log gets no further lines: {error.__cause__}")
 
     def keep(self) -> None:
         """Flush everything; after this it outlives the process."""
-        for file in self._files():
-            file.keep()
+        self._metrics.keep()
+        self._samples.keep()
+        if self._text:
+            with self._without_text_on_errors():
+                self._text.keep()
         self._send(lambda tracker: tracker.keep())
 
     def close(self, failed: bool = False) -> None:

@@ -1,5 +1,6 @@
 import contextlib
 import doctest
+import errno
 import json
 import math
 import re
@@ -21,7 +22,7 @@ from jformer.checkpoints.folders import remove_failed
 from jformer.checkpoints.manifest import DamagedError, Manifest
 from jformer.checkpoints.reading import KINDS, on_host
 from jformer.config import resolve
-from jformer.errors import LOST, UnavailableError, UserError
+from jformer.errors import LOST, MISTAKE, UnavailableError, UserError
 from jformer.integrity import with_digest
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
@@ -439,11 +440,12 @@ def test_a_disk_that_is_full_is_one_line_and_old_steps_stay_valid(copied, caplog
     with Checkpoints(copied / "checkpoints", every=10) as run:
         large = {"params": {"w": jnp.arange(1 << 18, dtype=jnp.float32)}}
         failed = r"/40: could not be written \(.*\); step 33 is the last that is saved"
-        with no_file_above(1 << 16), pytest.raises(UserError, match=failed):
+        with no_file_above(1 << 16), pytest.raises(UserError, match=failed) as caught:
             run.save(40, large, {}, None)
             for _ in range(3_000):  # as a loop over updates
                 run.check_save()
                 time.sleep(0.01)
+        assert caught.value.code == MISTAKE
         assert sorted(path.name for path in (copied / "checkpoints").iterdir()) == ["20", "30", "33"]
         run.save(40, state(40), {}, None)
     assert newest(copied).step == 40
@@ -540,8 +542,26 @@ def test_a_save_that_fails_where_nothing_can_be_listed_is_one_line(copied, monke
         with monkeypatch.context() as broken:
             broken.setattr(run._orbax, "wait_until_finished", refuse)
             broken.setattr(folders, "_paths", refuse)
-            with pytest.raises(UserError, match=r"/50: could not be written \(stale file handle\); the saved steps"):
+            with pytest.raises(
+                UserError, match=r"/50: could not be written \(stale file handle\); the saved steps"
+            ) as at:
                 run._finish(50, run.manifest(40), on_host(state(50)))
+            assert at.value.code == LOST  # it may succeed later
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (OSError(errno.ENOSPC, "full"), MISTAKE), (ValueError("RESOURCE_EXHAUSTED: No space left on device [x]"), MISTAKE),
+    (OSError(errno.ESTALE, "stale"), LOST), (RuntimeError("503 Service Unavailable"), LOST),
+])  # fmt: skip
+def test_a_save_that_fails_for_a_moment_is_no_mistake_of_the_user(tmp_path, monkeypatch, error, code):
+    def begin(path, **_):
+        raise RuntimeError("the write failed") from error
+
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        monkeypatch.setattr(checkpoints._orbax, "save", begin)
+        with pytest.raises(UserError) as caught:
+            checkpoints.save(10, state(10), {}, None)
+    assert caught.value.code == code
 
 
 def with_another_process(monkeypatch, answer):

@@ -250,6 +250,15 @@ def test_a_process_of_one_gpu_takes_no_other(supervise, monkeypatch, processes, 
     assert outcome(supervise(show, f"--processes={processes}", "--per-gpu"))[1].split() == own
 
 
+@pytest.mark.parametrize("made", [{"options": ["--logs=/dev/null/logs"]}, {"command": "/no/such/command"}], ids=str)
+def test_what_cannot_be_started_is_one_line(made):
+    command = [sys.executable, "-m", "jformer.supervise", *made.get("options", ()), "--", "--workdir=x"]
+    environment = os.environ | ({"JFORMER_COMMAND": made["command"]} if "command" in made else {})
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    named = made.get("command", "/dev/null/logs")
+    assert (done.returncode, done.stderr.splitlines()[-1].startswith(f"supervise: {named}: ")) == (2, True)
+
+
 @pytest.mark.parametrize("option", ["--processes=0", "--retries=-1", "--pause=-1", "--grace=nan"])
 def test_counts_and_times_that_cannot_be_are_refused(supervise, option):
     code, _, err = outcome(supervise("", option))

@@ -8,7 +8,7 @@ from etils import epath
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from jformer.config import resolve
-from jformer.errors import UserError
+from jformer.errors import LOST, UserError
 from jformer.integrity import without_digest
 from jformer.training.record import AppendedFile, JsonlWriter, Record, TensorBoardWriter
 from tests import small_run
@@ -147,3 +147,14 @@ def test_what_stands_in_the_place_of_a_file_or_a_folder_is_to_be_moved(tmp_path)
     (tmp_path / "tensorboard").touch()
     with pytest.raises(UserError, match=f"/tensorboard: Not a directory{moved}"):
         Record(epath.Path(tmp_path), resolve(small_run.get_config()), 0, print)
+
+
+def test_a_bucket_that_cannot_be_reached_for_a_moment_ends_a_run_that_can_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr("jformer.training.record.in_bucket", lambda path: True)
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    writer.write({"step": 1})
+    monkeypatch.setattr(type(tmp_path), "write_text", lambda *given: 1 / 0)  # a bucket's errors are its own
+    with pytest.raises(UserError, match=r"metrics.jsonl: could not be written \(division by zero\)") as caught:
+        writer.keep()
+    assert caught.value.code == LOST
+    writer.close()  # and says nothing again

@@ -173,7 +173,7 @@ def read_subwords(path: Path, symbols: Sequence[str] = (), controls: Sequence[st
     """Read a sentencepiece model from a file, its pieces renumbered after our four symbols and the added ones.
 
     Pieces are chosen by their scores, so their numbers are free. `symbols` and `controls` are as for
-    `learn_subwords`, unless the model has them. Raises UserError for anything but a BPE or unigram model.
+    `learn_subwords`, also where the model has such pieces. Raises UserError for anything but a BPE or unigram model.
     """
     try:
         stored = _parsed(path.read_bytes())
@@ -189,8 +189,11 @@ def read_subwords(path: Path, symbols: Sequence[str] = (), controls: Sequence[st
     present = {piece.piece for piece in ours}
     make = type(pieces[0])
     first = [make(piece=name, score=0.0, type=UNKNOWN_PIECE if i == UNK else CONTROL) for i, name in enumerate(SYMBOLS)]
-    added = [make(piece=name, score=0.0, type=CONTROL) for name in controls if name not in present]
-    added += [make(piece=name, score=0.0, type=USER_DEFINED) for name in symbols if name not in present]
+    kinds = {**dict.fromkeys(controls, CONTROL), **dict.fromkeys(symbols, USER_DEFINED)}
+    added = [make(piece=name, score=0.0, type=kind) for name, kind in kinds.items() if name not in present]
+    for piece in ours:
+        if piece.piece in kinds:
+            piece.type, piece.score = kinds[piece.piece], 0.0
     del stored.pieces[:]
     stored.pieces.extend([*first, *added, *ours])
     for role, i in (("pad", PAD), ("bos", BOS), ("eos", EOS), ("unk", UNK)):

@@ -20,6 +20,7 @@ from jformer.parallel.processes.group import (
     set_stall_limit,
     should_stop,
     watched,
+    working_elsewhere,
 )
 from jformer.parallel.processes.handshake import code_version, library_versions, saved_run
 from jformer.parallel.processes.meeting import AbsentError
@@ -64,4 +65,5 @@ __all__ = [
     "should_stop",
     "stop_requested",
     "watched",
+    "working_elsewhere",
 ]

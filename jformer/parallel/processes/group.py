@@ -105,6 +105,11 @@ def record_step_time(seconds: float) -> None:
     (_service or _watchdog).pace.record_step_time(seconds)
 
 
+def working_elsewhere() -> contextlib.AbstractContextManager[None]:
+    """While the context lasts, other programs work for this process, which is not stuck even if it seems idle."""
+    return (_service or _watchdog).pace.working_elsewhere()
+
+
 def watched() -> contextlib.AbstractContextManager[None]:
     """While the context lasts, end a process that runs alone if an update is stuck; several watch each other anyway."""
     return _watchdog.watched() if _service is None else contextlib.nullcontext()

@@ -166,7 +166,8 @@ def _ask(own: ProcessInfo, hello: Hello, tls: ssl.SSLContext | None, seconds: fl
 def _listen(own: ProcessInfo) -> socket.socket:
     """Open the coordinator's port: on every address, unless all processes are on this machine."""
     if is_loopback(own.host):
-        return socket.create_server((own.host, own.port), backlog=own.processes)
+        family = socket.AF_INET6 if ":" in own.host else socket.AF_INET
+        return socket.create_server((own.host, own.port), family=family, backlog=own.processes)
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", own.port), family=family, dualstack_ipv6=both, backlog=own.processes)

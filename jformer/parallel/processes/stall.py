@@ -4,11 +4,12 @@ All processes of a run enter the same phases in the same order: update 1, update
 process that has entered the fewest phases is the one that others wait for: slow while it makes progress, else stuck.
 """
 
+import contextlib
 import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 MIN_STALL_SECONDS = 60.0  # the shortest limit for a stuck process
@@ -36,7 +37,7 @@ class Pace:
     """A process's own record of its phase, and for how long it has made no progress there.
 
     In a steady phase only the next phase is progress. Elsewhere a busy processor is, too: compiling, learning a
-    tokenizer or scoring may take any time.
+    tokenizer or scoring may take any time. So is waiting for work of other programs, which it does not show.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, used: Callable[[], float] = time.process_time):
@@ -47,6 +48,7 @@ class Pace:
         self._entered = self._progress = self._looked = clock()
         self._processor = used()
         self._updates: deque[float] = deque(maxlen=RECENT_UPDATES)  # seconds
+        self._elsewhere = 0  # contexts of `working_elsewhere`
 
     def enter(self, phase: str, kind: Hashable = None, limit: float = math.inf) -> None:
         """Record the start of a phase: a steady one, if the last of its kind ended well within the limit."""
@@ -56,6 +58,15 @@ class Pace:
         self._status = Status(entered=self._status.entered + 1, phase=phase, steady=steady)
         self._kind, self._entered, self._progress = kind, now, now
 
+    @contextlib.contextmanager
+    def working_elsewhere(self) -> Iterator[None]:
+        """While the context lasts, other programs work for this process."""
+        self._elsewhere += 1
+        try:
+            yield
+        finally:
+            self._elsewhere -= 1
+
     def record_step_time(self, seconds: float) -> None:
         """Record how long an update took."""
         self._updates.append(seconds)
@@ -63,7 +74,8 @@ class Pace:
     def status(self) -> Status:
         """Return the process's current status."""
         now, used, status = self._clock(), self._used(), self._status
-        if not status.steady and used - self._processor > BUSY_SHARE * (now - self._looked):
+        busy = self._elsewhere > 0 or used - self._processor > BUSY_SHARE * (now - self._looked)
+        if busy and not status.steady:
             self._progress = now
         self._looked, self._processor = now, used
         return status._replace(idle=now - self._progress)

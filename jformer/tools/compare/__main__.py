@@ -27,7 +27,15 @@ from jformer.evaluation import records
 from jformer.evaluation.score_tables import aligned, scored_sets
 from jformer.evaluation.statistics import estimate
 from jformer.storage import os_errors_as_user_errors, run_path
-from jformer.tools.compare.comparable import ScoredRun, allowed_kinds, read, refuse_apart, refuse_few, trained_on
+from jformer.tools.compare.comparable import (
+    ScoredRun,
+    allowed_kinds,
+    read,
+    refuse_apart,
+    refuse_few,
+    run_names,
+    trained_on,
+)
 from jformer.tools.compare.comparison import Arm, compare_arms, learning_curves, table
 from jformer.tools.pages import page
 from jformer.tools.pages.run_report import CHARTS, PROGRAMS, check_watch, curves, is_over, state
@@ -119,7 +127,7 @@ def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
 def page_of_training(paths: Sequence[str], refresh: float) -> str:
     """Return a page with the progress of runs, their curves, and how their configs differ."""
     runs = [ScoredRun(path, records.saved_config(path), records.results(path), {}) for path in map(run_path, paths)]
-    named = dict(zip(_names(runs), runs, strict=True))
+    named = dict(zip(run_names(runs), runs, strict=True))
     far = [f"{name}: {state(run.config, records.rows(run.path), run.results)}" for name, run in named.items()]
     apart = settings({name: [run] for name, run in named.items()})
     parts = [page.paragraph("\n".join(far)), CHARTS, page.heading("how their configs differ"), page.table(apart)]
@@ -140,8 +148,8 @@ def by_seed(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
         groups.setdefault(_material(run), []).append(run)
     repeated = any(len({run.config.seed for run in group}) < len(group) for group in groups.values())
     if repeated or len(groups) == 1 or len(groups) == len(runs):
-        return dict(zip(_names(runs), ([run] for run in runs), strict=True))
-    names = dict(zip((run.path for run in runs), _names(runs), strict=True))
+        return dict(zip(run_names(runs), ([run] for run in runs), strict=True))
+    names = dict(zip((run.path for run in runs), run_names(runs), strict=True))
     return {f"{names[group[0].path]} ({len(group)} seeds)": group for group in groups.values()}
 
 
@@ -185,10 +193,11 @@ def files(
     apart: list[str] = []
     if len(groups) == 2:
         first, other = (group[0] for group in groups.values())
+        named = dict(zip(run_names([first, other]), (first.path, other.path), strict=True))
         texts = [{key: run.results[key]["checksum"] for key in scored_sets(run.results)} for run in (first, other)]
         for key, text in texts[0].items():
             if texts[1].get(key) == text:  # a caution says where it is not
-                apart += side_by_side(first.config, first.path, other.path, key)
+                apart += side_by_side(first.config, named, key)
     whole = [*parts, page.heading("curves"), *shown, CHARTS, *apart]
     made: dict[str, str | bytes] = {"index.html": page.page("Runs compared", whole, PROGRAMS, _charts(runs))}
     return made | ({"curves.png": picture} if picture else {})
@@ -196,7 +205,7 @@ def files(
 
 def _charts(runs: Sequence[ScoredRun]) -> list[dict[str, Any]]:
     """Return the data for the page's curves of all runs."""
-    return curves({name: records.rows(run.path) for name, run in zip(_names(runs), runs, strict=True)})
+    return curves({name: records.rows(run.path) for name, run in zip(run_names(runs), runs, strict=True)})
 
 
 def _material(run: ScoredRun) -> str:
@@ -204,12 +213,6 @@ def _material(run: ScoredRun) -> str:
     keys = flatten(dataclasses.asdict(run.config)).items()
     shared = {key: value for key, value in keys if not key.startswith(IMMATERIAL)}
     return json.dumps([shared, run.results["run"].get("data")])
-
-
-def _names(runs: Sequence[ScoredRun]) -> list[str]:
-    """Return the runs' names, or their whole paths if names are not unique."""
-    short = [run.path.name or str(run.path) for run in runs]
-    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
 
 
 def _number(value: float) -> str:

@@ -69,29 +69,35 @@ def refuse_apart(runs: Sequence[ScoredRun], allowed: Sequence[str]) -> list[str]
 
 def obstacles(first: ScoredRun, other: ScoredRun) -> Iterator[tuple[str, str]]:
     """Yield (kind, description) of the differences that make two runs not comparable."""
-    names = f"{other.path.name} against {first.path.name}"
+    against = " against ".join(run_names([other, first]))
     ours, theirs = scored_sets(first.results), scored_sets(other.results)
     if not ours.keys() & theirs.keys():
-        yield "data", f"{names}: no test set in common"
+        yield "data", f"{against}: no test set in common"
     for key in sorted(ours.keys() & theirs.keys()):
         if first.results[key]["checksum"] != other.results[key]["checksum"]:
-            yield "data", f"{names}: {key!r} is not the same text"
+            yield "data", f"{against}: {key!r} is not the same text"
         for name in sorted(ours[key].keys() & theirs[key].keys()):
             signatures = [scores[key][name].get("signature", "") for scores in (theirs, ours)]
             if signatures[0] != signatures[1]:
-                yield "signature", f"{names}: {key}/{name} {' against '.join(signatures)}"
+                yield "signature", f"{against}: {key}/{name} {' against '.join(signatures)}"
     budgets = [(run.results["run"].get("updates") or 0, run.config.data.tokens_per_update) for run in (other, first)]
     if math.prod(budgets[0]) != math.prod(budgets[1]):
-        yield "budget", f"{names}: {' against '.join(f'{n:,} updates of {size:,} tokens' for n, size in budgets)}"
+        yield "budget", f"{against}: {' against '.join(f'{n:,} updates of {size:,} tokens' for n, size in budgets)}"
     tokens = {name: [getattr(run.config.data, name) for run in (other, first)] for name in TOKENS}  # tokenization
     apart = {name: values for name, values in tokens.items() if values[0] != values[1]}
     for name, values in apart.items():
-        yield "budget", f"{names}: tokens of data.{name}={values[0]} against {values[1]}"
+        yield "budget", f"{against}: tokens of data.{name}={values[0]} against {values[1]}"
     trained = [trained_on(run) for run in (other, first)]
     if not apart and trained[0] != trained[1]:  # another tokenization implies other data
-        yield "data", f"{names}: trained on {' against '.join(trained)}"
+        yield "data", f"{against}: trained on {' against '.join(trained)}"
 
 
 def trained_on(run: ScoredRun) -> str:
     """Return the short fingerprints of the training text; "" for a run that is not scored."""
     return ", ".join(str(text)[:8] for text in run.results.get("run", {}).get("data", []))
+
+
+def run_names(runs: Sequence[ScoredRun]) -> list[str]:
+    """Return the runs' names, or their whole paths if names are not unique."""
+    short = [run.path.name or str(run.path) for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]

@@ -132,6 +132,8 @@ def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resam
             raise UserError(f"{run}: was scored without {metric}")
     found = resample_segments([records.segment_scores(run, key, name) for run in runs])
     found = found or resample(records.saved_config(baseline).of_test_set(key), name, outputs, pairs)
+    if not found:  # such as those of a task of one's own, or segments that only some runs have
+        raise UserError(f"{metric} cannot be computed again from the outputs of these runs")
     for run, entry, again in zip(runs, entries, found, strict=True):
         if not math.isclose(entry[name]["score"], again.score, abs_tol=1e-6):
             raise UserError(

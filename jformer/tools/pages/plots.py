@@ -180,4 +180,5 @@ def _label(text: str, characters: int = LABEL_WIDTH) -> str:
     lines = textwrap.wrap(text, characters)
     if len(lines) > 4:
         lines = [*lines[:2], "…", lines[-1]]
-    return "\n".join(lines).replace("$", r"\$")
+    shown = "\n".join(lines).replace("$", r"\$")
+    return f"\u200b{shown}" if shown.startswith("_") else shown  # a legend leaves out what begins with it

@@ -227,7 +227,7 @@ def graded(
         if is_right(config, answer, pair):
             continue
         grade, text = line_score(config, answer, pair), "wrong"
-        if kind == "qa" and grade == 100:
+        if (kind, grade) in (("qa", 100), ("number", 0)):  # right all the same, such as 5 for 5.0
             continue
         if kind == "tags":
             tags = pair.target.split()

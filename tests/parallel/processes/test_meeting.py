@@ -17,12 +17,12 @@ from jformer.parallel.processes.process_info import ProcessInfo
 PATIENCE = 30.0  # seconds
 
 
-def met(port, *numbers, count=3, seconds=PATIENCE, fields=None, counts=None):
+def met(port, *numbers, count=3, seconds=PATIENCE, fields=None, counts=None, host="127.0.0.1"):
     """Let processes of these numbers meet; return what each got, an error or the machines of all."""
     results = [None] * len(numbers)
 
     def come(index, number):
-        own = ProcessInfo("127.0.0.1", port, (counts or {}).get(number, count), number)
+        own = ProcessInfo(host, port, (counts or {}).get(number, count), number)
         try:
             results[index] = meet(own, (fields or {}).get(number, {}), seconds)
         except (UserError, AbsentError) as error:
@@ -39,6 +39,11 @@ def met(port, *numbers, count=3, seconds=PATIENCE, fields=None, counts=None):
 def test_all_hear_on_which_machines_all_are():
     machine = socket.gethostname()
     assert met(free_port(), 2, 0, 1) == [[machine] * 3] * 3
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_processes_of_one_machine_meet_at_its_address_of_version_6():
+    assert met(free_port(), 0, 1, count=2, host="::1") == [[socket.gethostname()] * 2] * 2
 
 
 def test_the_answer_may_be_longer_than_a_message_of_a_stranger(monkeypatch):

@@ -128,6 +128,11 @@ def test_pace_counts_a_busy_processor_as_progress_only_where_nothing_was_timed()
     clock[0] += 5
     used[0] += 0.01
     assert pace.status() == Status(entered=5, phase="there", idle=5.0)
+    with pace.working_elsewhere():  # such as a command that scores, while this process waits
+        clock[0] += 5
+        assert pace.status().idle == 0.0
+    clock[0] += 5
+    assert pace.status().idle == 5.0
 
 
 def test_a_process_alone_is_stuck_where_an_update_takes_long_and_nowhere_else():

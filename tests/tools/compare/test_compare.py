@@ -273,9 +273,11 @@ def test_a_mistake_is_one_line(told, names, options, line):
 
 
 def test_paths_tell_runs_of_the_same_name_apart(told, runs, tmp_path):
-    store_run(tmp_path / "post", wrong=100)
+    store_run(tmp_path / "post", wrong=250)
     _, text, _ = told("post", tmp_path / "post")
     assert f"{runs}/post  {tmp_path}/post" in text
+    told("post", tmp_path / "post", options=[f"--output={tmp_path}/page"])
+    assert f"{tmp_path}/post is worse than {runs}/post:" in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_a_figure_that_only_one_run_has_is_a_gap(told, runs):

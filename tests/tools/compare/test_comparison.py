@@ -151,3 +151,12 @@ def test_a_curve_has_the_updates_that_all_seeds_reached(runs, tmp_path):
     both = Arm("a", {}, {0: runs["base", 0], 1: short})
     assert learning_curves([both], "valid/loss") == learning_curves([Arm("a", {}, {0: short, 1: short})], "valid/loss")
     assert learning_curves([both], "valid/perplexity") == b""
+
+
+def test_scores_that_cannot_be_computed_again_leave_the_t_test(runs, monkeypatch):
+    monkeypatch.setattr("jformer.tools.compare.comparison.resample", lambda *given: [])  # as of a task of one's own
+    arms = [
+        Arm(name, {0: value, 1: value + 0.1}, {0: runs[name, 0]}) for name, value in (("base", 1.0), ("better", 2.0))
+    ]
+    _, notes = compare_arms(arms, "base", "test/bleu")
+    assert "in place of bootstraps of the outputs: test/bleu cannot be computed again from the outputs" in notes[0]

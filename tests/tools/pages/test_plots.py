@@ -7,6 +7,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from PIL import Image
@@ -138,3 +139,12 @@ def test_without_matplotlib_one_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UserError, match=r"plots need matplotlib: pip install -e \"\.\[sweep\]\""):
         draw("curves", 2)
+
+
+def test_a_name_that_begins_with_an_underscore_is_in_the_legend():
+    names = [plots._label(name) for name in ("_base", "big")]
+    _, axes = plt.subplots()
+    for name in names:
+        axes.plot([1], label=name)
+    assert axes.get_legend_handles_labels()[1] == names
+    plt.close()

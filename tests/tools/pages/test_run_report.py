@@ -298,3 +298,11 @@ def test_a_page_of_its_own_never_makes_a_run_fail(run, tmp_path, monkeypatch):
     assert "<title>Run run</title>" in (copy / "report.html").read_text()
     monkeypatch.setattr(report, "report", lambda *_: 1 / 0)
     assert report.write_own(config, copy) == f"{copy}/report.html is not written (ZeroDivisionError: division by zero)"
+
+
+def test_a_number_that_is_written_in_another_way_is_right():
+    config = resolve(
+        {"task": "classify", "model": {"family": "encoder"}, "data": {"source": "labelled", "labels": "number"}}
+    )
+    pairs = [Pair("a", "4.2"), Pair("b", "5.0"), Pair("c", "1")]
+    assert [number for _, number, *_ in report.graded(config, ["3.97", "5", "1.0"], pairs)] == [1]

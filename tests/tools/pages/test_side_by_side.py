@@ -17,7 +17,7 @@ def parts_of(monkeypatch, answers, pairs=PAIRS, **options):
     monkeypatch.setattr(records, "outputs", lambda run, key: answers[run.name])
     monkeypatch.setattr(records, "examples", lambda run, key, data: pairs)
     config = resolve({"data": {"dir": "nowhere"}, **options})
-    return "".join(side_by_side(config, Path("runs/a"), Path("runs/b"), "test"))
+    return "".join(side_by_side(config, {"a": Path("runs/a"), "b": Path("runs/b")}, "test"))
 
 
 def test_the_largest_difference_comes_first(monkeypatch):
