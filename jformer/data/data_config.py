@@ -298,11 +298,8 @@ class DataConfig(SourceConfig):
         self._check_unset(self.vocabulary != "", learned, " has no effect on data.vocabulary, which is already learned")
 
     def refuse_unread(self) -> None:
-        """Raise UserError for options that a built-in vocabulary does not read; saved runs may have them."""
-        kind = f" needs data.tokenizer='bpe' or 'unigram', not {self.tokenizer!r}"
-        self._check_unset(self.tokenizer in ("word", "char", "byte"), ("split_digits",), kind)
-        whole = f" has no effect on data.tokenizer={self.tokenizer!r}, which leaves nothing out"
-        self._check_unset(self.tokenizer in ("char", "byte"), ("vocab_temperature",), whole)
+        """Raise UserError for an option that the vocabulary does not follow; saved runs may have it."""
+        self._check_unset(self.tokenizer == "word", ("split_digits",), " needs subwords or characters, not 'word'")
 
     def _check_unset(self, needed: bool, keys: Sequence[str], why: str) -> None:
         """Raise UserError for the first of some options that is set although the default is `needed`."""

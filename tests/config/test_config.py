@@ -712,8 +712,8 @@ def test_a_saved_config_with_a_key_twice_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    ({"data.tokenizer": "word", "data.split_digits": True}, "data.split_digits=True needs data.tokenizer='bpe'"),
-    ({"data.tokenizer": "char", "data.vocab_temperature": 5.0}, "has no effect on data.tokenizer='char'"),
+    ({"data.tokenizer": "word", "data.split_digits": True}, "data.split_digits=True needs subwords or characters"),
+    ({"data.tokenizer": "char", "data.split_digits": True}, ""),  # as they are
     ({"decode.diversity": 2.0}, "decode.diversity=2.0 acts between groups of beams: set decode.beam_groups"),
     ({"decode.coverage_penalty": 0.2, "decode.ended_first": False}, "decode.ended_first=False ranks others with them"),
     ({"decode.diversity": 2.0, "decode.beam_size": 1}, ""),  # greedy search ranks nothing
