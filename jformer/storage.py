@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -18,18 +19,26 @@ from typing import IO
 import fsspec
 from etils.epath import Path
 
-from jformer.errors import UserError
+from jformer.errors import LOST, UserError
 
 BUCKET = "gs://"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk is full or read-only
 MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # an unusable path
 UNLOCKABLE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # a file system without locks, as Lustre may be mounted
+AWAY = (errno.ESTALE, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENOTCONN)  # storage behind a network
+OUTAGE = r"unavailable|too many requests|timed? ?out|deadline exceeded|connection \w+|stale file handle|try again"
 OF_A_RUN = {"checkpoints", "config.json", "metrics.jsonl", "results.json", "samples.jsonl", "tokenizer", "training.log"}
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 
 
 class UnwrittenError(UserError):
     """A path could not be written; the same command may succeed later."""
+
+
+class OutageError(UnwrittenError):
+    """The storage of the path is away for a moment."""
+
+    code = LOST
 
 
 def run_path(text: str | os.PathLike[str]) -> Path:
@@ -63,7 +72,7 @@ def filling(target: Path) -> Iterator[None]:
     except BaseException:
         with contextlib.suppress(OSError):
             for path in {*target.iterdir()} - before:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             if not was_there:
                 target.rmdir()
         raise
@@ -199,24 +208,27 @@ def writing(path: os.PathLike[str] | str) -> Iterator[None]:
         raise unwritten(path, error) from error
 
 
-def unwritten(path: os.PathLike[str] | str, error: OSError) -> UnwrittenError:
-    """Return the error for a path that could not be written; NumPy's errors of a full disk have no errno."""
-    if error.errno in MISPLACED:
-        return UnwrittenError(f"{path}: {error.strerror}; move it away, or make it readable and writable")
-    reason = error.strerror or " ".join(str(error).split())
+def unwritten(path: os.PathLike[str] | str, error: Exception) -> UnwrittenError:
+    """Return the error for a path that could not be written; NumPy's of a full disk and buckets' have no errno."""
+    if (number := getattr(error, "errno", None)) in MISPLACED:
+        return UnwrittenError(f"{path}: {os.strerror(number)}; move it away, or make it readable and writable")
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    if is_outage(error):
+        return OutageError(f"{path}: could not be written now ({reason}); rerun the same command")
     return UnwrittenError(f"{path}: could not be written ({reason}); free some space, then rerun the same command")
 
 
-def is_lasting(error: BaseException | None) -> bool:
-    """Return whether an error of writing, or one that caused it, stays until the user acts: a full disk, a wrong path.
+def is_outage(error: BaseException | None) -> bool:
+    """Return whether an error, or one that caused it, is of storage that is away for a moment.
 
-    TensorStore's errors have no number, only the text of the system's.
+    Errors of buckets and of TensorStore have no number, only a text.
     """
     while error:
-        texts = [os.strerror(number) for number in (*FULL, *MISPLACED)]
-        if getattr(error, "errno", None) in (*FULL, *MISPLACED) or any(t.lower() in str(error).lower() for t in texts):
+        if number := getattr(error, "errno", None):
+            return isinstance(error, TimeoutError | ConnectionError) or number in AWAY
+        if re.search(OUTAGE, str(error), re.IGNORECASE):
             return True
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 

@@ -83,8 +83,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 
         # The task and its text.
         task = build_task(config)
-        # Process 0 writes what the others then read; its worker processes, or another run, may prepare the text.
-        with processes.main_process_first(), processes.working_elsewhere():
+        with processes.main_process_first():  # process 0 writes what the others then read
             data = open_data(config.data, config.train, config.seed, task, workdir, bool(saved) or quiet)
         processes.check_same(fingerprints(data))
         config = checks.count_epochs(config, len(data.batches))

@@ -124,9 +124,9 @@ def test_a_batch_is_made_from_ids_alone():
     assert (labelled["weights"].tolist(), labelled["row"].tolist()) == ([[1.0]], [9])
     with pytest.raises(jformer.UserError, match=r"target_out: 1 rows"):
         jformer.make_batch([[5, 2], [2]], target_out=np.array([[3]]))
-    for given in ({"source": [[5, 6, 2], [2]]}, {"source": [[4]] * 2, "target": [[5, 6, 2], [2]]}):
-        ragged = jformer.make_batch(**given, target_out=np.array([[5, 6, 2], [2, 0, 0]]))
-        assert ragged["weights"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    ragged, wanted = [[5, 6, 2], [2]], np.array([[5, 6, 2], [2, 0, 0]])
+    assert jformer.make_batch([[4]] * 2, ragged, target_out=wanted)["weights"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert jformer.make_batch(ragged, target_out=wanted)["weights"].all()  # of three labels a text
 
 
 def test_a_language_model_goes_on_from_a_prompt_as_its_logits_say():

@@ -24,7 +24,7 @@ from jformer.checkpoints.reading import explain, first_line, on_host, prove, rea
 from jformer.errors import UnavailableError, UserError
 from jformer.integrity import parse_object
 from jformer.parallel import processes
-from jformer.storage import in_bucket, is_lasting
+from jformer.storage import in_bucket, is_outage
 
 MANIFEST = "manifest"
 log_failures_once()  # here: every use of Orbax imports this module
@@ -242,7 +242,7 @@ class Checkpoints:
             left = f"step {steps[-1]} is the last that is saved" if steps else "no step is saved"
         except UserError:  # such as on a network failure, which also failed the save
             left = "the saved steps cannot be listed now"
-        kind = UserError if is_lasting(error) else UnavailableError
+        kind = UnavailableError if is_outage(error) else UserError
         return kind(f"{self.directory / str(step)}: could not be written ({first_line(error)}); {left}")
 
 

@@ -151,7 +151,7 @@ class DataConfig(SourceConfig):
     # 2020 used 0.1)
     bpe_dropout: float = 0.0
     segmentations: int = 10  # bpe_dropout: segmentations of the training text; each epoch draws from all of them
-    split_digits: bool = False  # bpe, unigram: every digit is a token of its own, so numbers generalise
+    split_digits: bool = False  # not for word: every digit is a token of its own, so numbers generalise
 
     # classify, one label: none | balanced: examples weighted so that labels count equally, in losses and their accuracy
     label_weights: str = "none"

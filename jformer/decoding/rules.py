@@ -48,7 +48,7 @@ class Rules(NamedTuple):
 def initial_history(rules: Rules, sentences: int, beams: int, room: int) -> Int[Array, "rows h"] | None:
     """Return the tokens before a search of `room` steps, newest last after padding; None if no rule reads them.
 
-    End symbols behind the first one, as of a source that the search continues (prefix_lm), do not count as written.
+    End symbols after the first token, as of a source that the search continues (prefix_lm), do not count as written.
 
     >>> rules = Rules(eos=2, pad=0, no_repeat_ngram=2, prompt=jnp.array([[7, 8, 0]]), prompt_length=jnp.array([2]))
     >>> initial_history(rules, sentences=1, beams=2, room=3).tolist()
@@ -172,13 +172,13 @@ def _forbid_ngrams(
 ) -> Float[Array, "rows v"]:
     """Forbid every token that would repeat an n-gram: those that followed the last n - 1 tokens earlier on.
 
-    The padding before the first token does no harm: it only ever forbids padding.
+    Padding repeats nothing: it stands before the first token, and where end symbols do not count.
     """
     ngrams = history.shape[1] - n + 1  # in the history
     same = jnp.ones((history.shape[0], ngrams), bool)  # [rows ngrams], whether it begins with the last n - 1 tokens
     for i in range(n - 1):
         last = history[:, i - n + 1]
-        same &= history[:, i : i + ngrams] == last[:, None]
+        same &= (history[:, i : i + ngrams] == last[:, None]) & (last != pad)[:, None]
     followers = jnp.where(same, history[:, n - 1 :], pad)  # [rows ngrams]
     rows = jnp.arange(log_probs.shape[0])[:, None]
     return log_probs.at[rows, followers].set(-jnp.inf)

@@ -37,7 +37,7 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
         source, target: the ids of either side; None if the model has no such side.
         bos: the first input of the decoder.
         arrays: further arrays (an image; classes as target_out), or replacements (the segments and positions of packed
-            rows); `weights` of a `target_out` are 1 where the ids of its shape are tokens, of classes 1.
+            rows). `weights` of a given `target_out` default to 1, or to those of `target` if it has that shape.
 
     Raises:
         UserError: for ids that are not rows of integers, arrays whose name is nearly one that models read, segments,
@@ -73,8 +73,10 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
     made |= arrays
     if "target_out" in arrays and "weights" not in arrays:
         shape = np.shape(arrays["target_out"])
-        segments = [made[name] for name in ("target_segments", "source_segments") if np.shape(made.get(name)) == shape]
-        made["weights"] = np.float32(np.asarray(segments[0]) > 0) if segments else np.ones(shape, np.float32)
+        segments = made.get("target_segments", ())
+        made["weights"] = (
+            np.float32(np.asarray(segments) > 0) if np.shape(segments) == shape else np.ones(shape, np.float32)
+        )
     rows = {name: len(array) for name, array in made.items()}
     if len(set(rows.values())) > 1:
         raise UserError(

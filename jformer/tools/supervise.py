@@ -5,14 +5,15 @@ python -m jformer.supervise [--processes=N] [--devices=D] [--per-gpu] [--logs=DI
 
 Several processes get the coordinator's address; with --distributed they are part of a run on several machines, and
 JAX_PROCESS_ID in the environment is the number of the first of them. Exit codes 0 (done), 2 (a mistake; no restart
-fixes it) and any after a request to stop are final. After any other, such as 75 and 134 (a process was lost, or a
-checkpoint could not be read) and 76 (a process was stuck), the same command resumes from the last checkpoint, until it
-has failed more than R times without a new one in between. Knows nothing of what the processes do and imports no JAX:
-the devices are theirs.
+fixes it) and any after a request to stop are final. After any other, such as 75 and 134 (a process was lost, or
+storage was away) and 76 (a process was stuck), the same command resumes from the last checkpoint, until it has failed
+more than R times without a new one in between. Knows nothing of what the processes do and imports no JAX: the devices
+are theirs.
 """
 
 import argparse
 import contextlib
+import errno
 import itertools
 import math
 import os
@@ -29,11 +30,11 @@ from types import FrameType
 from jformer.errors import ABORTED, DONE, LOST, MISTAKE, STUCK
 from jformer.parallel.processes import discard_output, readers_may_leave
 from jformer.parallel.processes.children import die_with_parent, free_port, send_signal, signals_to
-from jformer.storage import is_step, replace_content, run_path
+from jformer.storage import MISPLACED, is_step, replace_content, run_path
 
 LOOK = 0.1  # seconds between checks of the processes
 REASONS = {
-    LOST: ", from the last checkpoint: a process was lost, or a checkpoint could not be read",
+    LOST: ", from the last checkpoint: a process was lost, or storage was away",
     ABORTED: ", from the last checkpoint: a process was lost",
     STUCK: ", from the last checkpoint: a process was stuck",
 }
@@ -62,11 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{name}={getattr(options, name)} must be 0 or more, and finite")
     group = ProcessGroup(options)
     with signals_to(group.stop), readers_may_leave(lambda: group.stop(signal.SIGHUP, None)):
-        try:
-            code = supervise(group, options)
-        except OSError as error:  # such as --logs that cannot be made, or a command that is not there
-            say(f"{error.filename or error}: {error.strerror or 'cannot be used'}")
-            code = MISTAKE
+        code = supervise(group, options)
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -146,6 +143,15 @@ class ProcessGroup:
 
     def run(self) -> int:
         """Run all processes to their end; return 0, 2 if any of them did, or else the code of the first to fail."""
+        try:
+            return self._run()
+        except OSError as error:  # --logs that cannot be made, or a command that is not there
+            if error.errno not in (errno.ENOENT, *MISPLACED):
+                raise
+            say(str(error))
+            return MISTAKE
+
+    def _run(self) -> int:
         with contextlib.ExitStack() as files:
             paths: list[Path] = []
             if self._options.logs:

@@ -26,7 +26,7 @@ if without_torch:
     del sys.modules["torch"]
 
 from jformer.config.options import Config
-from jformer.errors import UnavailableError, UserError
+from jformer.errors import UserError
 from jformer.integrity import with_digest
 from jformer.storage import in_bucket, replace_content, unwritten, writing
 from jformer.training.rows import Sample, read_row, read_sample
@@ -69,7 +69,7 @@ class AppendedFile:
             self._path.write_text(self._file.getvalue())
         except Exception as error:  # those of buckets are not all OSErrors
             self._failed = True
-            raise UnavailableError(f"{self._path}: could not be written ({' '.join(str(error).split())})") from error
+            raise unwritten(self._path, error) from error
 
     def close(self) -> None:
         """Write all lines and close the file; a failure that was raised before is not raised again."""
@@ -218,12 +218,10 @@ class Record:
     def close(self, failed: bool = False) -> None:
         """Flush and close everything; trackers mark the run as finished or failed."""
         self._send(lambda tracker: tracker.close(failed))
-        with contextlib.ExitStack() as closing:
-            for file in self._files():
-                closing.callback(file.close)
-
-    def _files(self) -> list[AppendedFile]:
-        return [self._metrics, self._samples, *([self._text] if self._text else [])]
+        with contextlib.closing(self._metrics), contextlib.closing(self._samples):
+            if self._text:
+                with self._without_text_on_errors():
+                    self._text.close()
 
     def _send(self, send: Callable[[Tracker], None]) -> None:
         """Call `send` with every tracker; one that fails is dropped, and the run continues."""

@@ -546,12 +546,13 @@ def test_a_save_that_fails_where_nothing_can_be_listed_is_one_line(copied, monke
                 UserError, match=r"/50: could not be written \(stale file handle\); the saved steps"
             ) as at:
                 run._finish(50, run.manifest(40), on_host(state(50)))
-            assert at.value.code == LOST  # it may succeed later
+            assert at.value.code == LOST
 
 
 @pytest.mark.parametrize(("error", "code"), [
     (OSError(errno.ENOSPC, "full"), MISTAKE), (ValueError("RESOURCE_EXHAUSTED: No space left on device [x]"), MISTAKE),
     (OSError(errno.ESTALE, "stale"), LOST), (RuntimeError("503 Service Unavailable"), LOST),
+    (RuntimeError("403 Forbidden"), MISTAKE),
 ])  # fmt: skip
 def test_a_save_that_fails_for_a_moment_is_no_mistake_of_the_user(tmp_path, monkeypatch, error, code):
     def begin(path, **_):

@@ -1,5 +1,6 @@
 """Scores by a user's command: exact, never made twice, and each fault in one line that quotes the command."""
 
+import contextlib
 import json
 import shlex
 import sys
@@ -11,6 +12,7 @@ from jformer import plugins
 from jformer.config import resolve
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
+from jformer.parallel import processes
 from jformer.tasks.build import build_task
 from jformer.tasks.scoring_command import Segment, segment_scores
 from jformer.tasks.sums import Sum
@@ -45,10 +47,13 @@ def config_of(folder, script, *arguments, **evaluate):
     return resolve({"evaluate": {"command": command, **evaluate}, "data": {"dir": "x", "cache_dir": str(folder)}})
 
 
-def test_no_text_is_scored_twice_until_the_script_changes(tmp_path):
+def test_no_text_is_scored_twice_until_the_script_changes(tmp_path, monkeypatch):
     seen = tmp_path / "seen"
     config = config_of(tmp_path, OVERLAP, str(tmp_path))
+    waits = []
+    monkeypatch.setattr(processes, "working_elsewhere", lambda: waits.append(1) or contextlib.nullcontext())
     assert segment_scores(config, "overlap", [*SEGMENTS, SEGMENTS[0]]) == [100.0, 0.0, -2.0, 100.0]
+    assert waits  # the other processes must not take it for stuck
     assert [json.loads(line) for line in seen.read_text().splitlines()] == [
         {"source": source, "answer": answer, "references": [*references]} for source, answer, references in SEGMENTS
     ]

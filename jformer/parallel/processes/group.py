@@ -106,7 +106,7 @@ def record_step_time(seconds: float) -> None:
 
 
 def working_elsewhere() -> contextlib.AbstractContextManager[None]:
-    """While the context lasts, other programs work for this process, which is not stuck even if it seems idle."""
+    """While the context lasts, another program works for this process, which is not stuck even if it seems idle."""
     return (_service or _watchdog).pace.working_elsewhere()
 
 

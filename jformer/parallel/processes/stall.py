@@ -37,7 +37,7 @@ class Pace:
     """A process's own record of its phase, and for how long it has made no progress there.
 
     In a steady phase only the next phase is progress. Elsewhere a busy processor is, too: compiling, learning a
-    tokenizer or scoring may take any time. So is waiting for work of other programs, which it does not show.
+    tokenizer or scoring may take any time. So is waiting for another program.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, used: Callable[[], float] = time.process_time):
@@ -60,7 +60,7 @@ class Pace:
 
     @contextlib.contextmanager
     def working_elsewhere(self) -> Iterator[None]:
-        """While the context lasts, other programs work for this process."""
+        """While the context lasts, another program works for this process."""
         self._elsewhere += 1
         try:
             yield

@@ -193,7 +193,8 @@ def files(
     apart: list[str] = []
     if len(groups) == 2:
         first, other = (group[0] for group in groups.values())
-        named = dict(zip(run_names([first, other]), (first.path, other.path), strict=True))
+        names = dict(zip((run.path for run in runs), run_names(runs), strict=True))
+        named = {names[run.path]: run.path for run in (first, other)}
         texts = [{key: run.results[key]["checksum"] for key in scored_sets(run.results)} for run in (first, other)]
         for key, text in texts[0].items():
             if texts[1].get(key) == text:  # a caution says where it is not

@@ -19,7 +19,7 @@ def side_by_side(config: Config, runs: Mapping[str, Path], key: str) -> list[str
     The largest differences come first. Texts are scored by sentence chrF (Popović 2015), spans by F1, numbers by their
     error. Missing answers or data are reported in a line.
     """
-    (first, other), paths = runs, (*runs.values(),)
+    (first, other), paths = [*runs], [*runs.values()]
     title = page.heading(f"Answers to {key} side by side")
     try:
         pairs, answers = read_answers(config, paths, key)

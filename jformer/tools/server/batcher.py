@@ -17,10 +17,8 @@ from jformer.inference.answers import whole_groups
 from jformer.tools.server.limits import Limits
 
 AHEAD = 16  # full batches gathered at most; sorted by length, they pad less
-RATES, ENOUGH = (
-    8,
-    3,
-)  # newest batches, as full as they may be, whose rates are kept, and how many it takes to trust them
+# Newest batches, as full as they may be, whose rates are kept, and how many it takes to trust them.
+RATES, ENOUGH = 8, 3
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
