@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -170,19 +169,12 @@ def test_more_than_is_answered_in_time_at_the_pace_of_full_batches_is_refused():
     assert (found, rates[:3], len(rates)) == (60, [1.0, 10.0, 2.0], 4)
 
 
-def test_a_server_that_was_slow_answers_more_once_it_is_quick():
-    class Slow(Model):
-        def __call__(self, items):
-            time.sleep(0.02 * len(items) if len(self.batches) < 3 else 0)
-            return super().__call__(items)
-
+def test_a_server_that_was_slow_learns_that_it_is_quick():
     async def ask(batcher):
-        for _ in range(3):  # at a rate of which a batch may have 3 items, where 8 are full
-            await batcher.ask([1] * 8)
-        for _ in range(20):
-            await asyncio.gather(*(batcher.ask([i]) for i in range(8)))
-        return await asyncio.gather(*(batcher.ask([i]) for i in range(40)))
+        batcher._rates.extend([10.0] * 3)  # at which a batch has one item, where 8 are full
+        for i in range(10):
+            await batcher.ask([i])
+        return list(batcher._rates)
 
-    model = Slow()
-    gathered(model, ask, full=8, answer_seconds=0.4)
-    assert max(map(len, model.batches[3:])) > 8
+    rates, _ = gathered(Model(), ask, full=8, answer_seconds=0.4)
+    assert 10.0 not in rates
