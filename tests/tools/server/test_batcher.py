@@ -174,7 +174,7 @@ def test_a_server_that_was_slow_learns_that_it_is_quick():
         batcher._rates.extend([10.0] * 3)  # at which a batch has one item, where 8 are full
         for i in range(10):
             await batcher.ask([i])
-        return list(batcher._rates)
+        return max(batcher._rates)
 
-    rates, _ = gathered(Model(), ask, full=8, answer_seconds=0.4)
-    assert 10.0 not in rates
+    rate, _ = gathered(Model(), ask, full=8, answer_seconds=0.4)
+    assert rate > 10
