@@ -19,7 +19,7 @@ from typing import IO
 import fsspec
 from etils.epath import Path
 
-from jformer.errors import LOST, UserError
+from jformer.errors import UnavailableError, UserError
 
 BUCKET = "gs://"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk is full or read-only
@@ -35,10 +35,8 @@ class UnwrittenError(UserError):
     """A path could not be written; the same command may succeed later."""
 
 
-class OutageError(UnwrittenError):
-    """The storage of the path is away for a moment."""
-
-    code = LOST
+class OutageError(UnwrittenError, UnavailableError):
+    """A path could not be written, as its storage is away for a moment."""
 
 
 def run_path(text: str | os.PathLike[str]) -> Path:

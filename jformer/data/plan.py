@@ -101,7 +101,6 @@ class Plan:
             return batches
         rng = np.random.default_rng([self.seed, epoch, 2])
         drawn = np.concatenate([batch.units[batch.units >= 0] for batch in batches])
-
         for number, (shape, units) in enumerate(batches):
             if units.max() < 0:
                 fits = self.bucket <= self.shapes.index(shape)

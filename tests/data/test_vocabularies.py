@@ -148,6 +148,20 @@ def test_a_given_model_cuts_as_before_behind_our_symbols_and_those_added(tmp_pat
         learned(tmp_path / "t", both(kind), vocabulary=str(tmp_path / "no"))
 
 
+@pytest.mark.parametrize("held", [(), ("user_defined_symbols",), ("control_symbols",)], ids=str)
+def test_a_symbol_is_a_single_token_whatever_piece_a_given_model_has_of_it(tmp_path, held):
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a @@ b@@ c"] * 9), model_prefix=str(tmp_path / "given"), model_type="bpe",
+        vocab_size=16, hard_vocab_limit=False, minloglevel=2, **{key: ["@@"] for key in held},
+    )  # fmt: skip
+    assert "@@" in [line.split("\t")[0] for line in (tmp_path / "given.vocab").read_text().splitlines()]
+    given = {"vocabulary": str(tmp_path / "given.model"), "symbols": ("@@",), "tokenizer": "bpe"}
+    ours = learned(tmp_path / "t", both("bpe"), **given)[0]
+    assert ours.uncut == ["@@"]
+    for text in ("a @@ b", "b@@c"):
+        assert "@@" in [ours.tokens[i] for i in ours.encode([text])[0]]
+
+
 @pytest.mark.parametrize("spaces", ["treat_whitespace_as_suffix", "split_by_whitespace"])
 def test_bpe_dropout_refuses_a_given_model_with_spaces_within_pieces(tmp_path, spaces):
     sentencepiece.SentencePieceTrainer.train(
