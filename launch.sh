@@ -78,25 +78,27 @@ on_workers() {
 
 to_workers() { if [[ $hosts ]]; then on_hosts all copy "$1"; else tpu tpu-vm scp "$1" "$name:$2" --worker=all; fi; }
 
-# Call a function for a host, or for all at once: with the host's number and $3.
+# Call a function for a host, by number or name, or for all at once: with the host's number and $3.
 on_hosts() {
-  local i code=0 jobs=()
+  local i code=0 found='' jobs=()
   trap 'jobs -p | xargs -r kill' EXIT
   for i in "${!machines[@]}"; do
-    [[ $1 == all || $1 == "$i" ]] || continue
+    [[ $1 == @(all|"$i"|"${machines[i]}"|"${machines[i]#*@}") ]] || continue
+    found=yes
     if [[ $yes ]]; then "$2" "$i" "$3" & jobs+=($!); else "$2" "$i" "$3"; fi
   done
+  [[ $found ]] || fail "--worker=$1 is none of $hosts, or of their numbers from 0"
   for i in "${jobs[@]}"; do wait "$i" || code=$?; done
   return "$code"
 }
 
-copy() { step scp -q -o BatchMode=yes "$2" "${machines[$1]}:jformer.tar.gz"; }
+copy() { step scp -q -o BatchMode=yes -o ServerAliveInterval=15 "$2" "${machines[$1]}:jformer.tar.gz"; }
 
 # Run a command in a folder of the host's own, as hosts may share a home, with the place of its processes in the run.
 in_folder() {
   local each=1 folder=jformer-hosts/${machines[$1]#*@}
   [[ $per == node ]] || each=$gpus
-  step ssh -o BatchMode=yes -o ConnectTimeout=20 "${machines[$1]}" "mkdir -p $folder && cd $folder || exit; export\
+  step ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15 "${machines[$1]}" "mkdir -p $folder && cd $folder || exit; export\
  JAX_COORDINATOR_ADDRESS=$coordinator JAX_NUM_PROCESSES=$((${#machines[@]} * each)) JAX_PROCESS_ID=$(($1 * each)); $2"
 }
 
@@ -133,23 +135,29 @@ create() {
     [[ $now == "$before" ]] || say "$name: $now"
     case $now in
       FAILED | SUSPENDING | SUSPENDED | ABSENT) say "$name will not become active: delete it and create it again"; return "$LOST" ;;
-      UNKNOWN) ((++unknown < 10)) || return 1 ;;
+      UNKNOWN) ((++unknown < 10)) || { say "$name may exist, and cost money: ask again"; keep=yes; return 1; } ;;
       *) unknown=0 ;;
     esac
     before=$now; sleep "$poll"
   done
 }
 
-# Try three times: new workers take a while to accept connections. If they answer, the failure would recur on any slice.
+# Try three times: new workers take a while to accept connections. If they answer, the failure would recur on any slice;
+# if not even gcloud does, the network of this machine is down, and nothing is known about the slice.
 patiently() {
-  "$@" || { sleep "$poll"; "$@"; } || { sleep "$poll"; "$@"; } ||
-    { on_workers all true || return "$LOST"; say "$name answers, but three tries failed: see above"; return 1; }
+  "$@" || { sleep "$poll"; "$@"; } || { sleep "$poll"; "$@"; } || {
+    ! on_workers all true || { say "$name answers, but three tries failed: see above"; return 1; }
+    [[ $(state ACTIVE) == UNKNOWN ]] || return "$LOST"
+    sleep "$poll"; patiently "$@"
+  }
 }
 
 sync() {
-  local archive=${TMPDIR:-/tmp}/jformer-$commit.tar.gz
+  local code=0 archive=${TMPDIR:-/tmp}/jformer-$commit-$$.tar.gz # of this process: others may launch the same commit
   step git -C "$root" archive --format=tar.gz --prefix="jformer-$commit/" --output="$archive" "$commit" || return 1
-  patiently to_workers "$archive" jformer.tar.gz || return
+  patiently to_workers "$archive" jformer.tar.gz || code=$?
+  rm -f "$archive"
+  ((!code)) || return "$code"
   # The stock Python is too old: uv installs one. A running run is left alone.
   patiently on_workers all "flock -n jformer.lock true || exit 0; tar -xzf ~/jformer.tar.gz && ln -sfn\
  jformer-$commit jformer && cd jformer && PATH=~/.local/bin:\$PATH && { command -v uv || curl -LsSf\
@@ -194,14 +202,18 @@ delete() {
   say "$name still exists and costs money: run this again, or delete it in the console"; return 1
 }
 
-# Wait for the end of the run: 0, MISTAKE, STOPPED or 1 if it gave up; LOST if the slice is gone or does not answer.
+# Wait for the end of the run: 0, MISTAKE, STOPPED or 1 if it gave up; LOST if the slice was taken or does not answer.
 watch() {
-  local now told stopped=0 restarts=0 silent
+  local now told='' stopped=0 restarts=0 silent
   for ((silent = 0; silent < 5; silent++)); do
     [[ ! $yes ]] || sleep "$poll"
     now=$(state ACTIVE)
-    [[ $now == ACTIVE || $now == UNKNOWN ]] || { say "$name: $now"; return "$LOST"; }
-    told=$(supervisors 2>&1) || continue
+    case $now in
+      ACTIVE | UNKNOWN) ;;
+      DELETING | ABSENT) say "$name was deleted"; return 1 ;;
+      *) say "$name: $now"; return "$LOST" ;;
+    esac
+    told=$(supervisors 2>&1) || { [[ $now != UNKNOWN ]] || silent=-1; continue; } # is it this machine that is cut off?
     case ${told:-${yes:-: done}} in
       *': mistake'*) return "$MISTAKE" ;;
       *': stopped'*) [[ $now == UNKNOWN ]] || ((++stopped < 2)) || return "$STOPPED" ;; # or is it being taken away?
@@ -235,7 +247,7 @@ all() {
     return "$LOST"
   fi
   ((code == 0)) || [[ $(state '') != ACTIVE ]] || worker=all logs || true
-  [[ $keep ]] || delete
+  [[ $keep ]] || delete || ((code)) || code=1
   return "$code"
 }
 
@@ -276,6 +288,7 @@ for ((; $# > 1; )); do
 done
 for argument in "${args[@]}"; do [[ $argument != --workdir=* ]] || workdir=${argument#*=}; done
 
+[[ ! $follow || $command == logs ]] || fail "--follow is for logs"
 if [[ $hosts ]]; then
   [[ $command != @(create|delete) ]] || fail "--hosts are machines of yours: $command is for a slice"
   IFS=, read -ra machines <<<"$hosts"

@@ -83,7 +83,8 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 
         # The task and its text.
         task = build_task(config)
-        with processes.main_process_first():  # process 0 writes what the others then read
+        # Process 0 writes what the others then read. Its worker processes tokenize, or another run that has begun to.
+        with processes.main_process_first(), processes.working_elsewhere():
             data = open_data(config.data, config.train, config.seed, task, workdir, bool(saved) or quiet)
         processes.check_same(fingerprints(data))
         config = checks.count_epochs(config, len(data.batches))

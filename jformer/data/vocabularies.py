@@ -102,7 +102,7 @@ def load_tokenizers(directory: Path) -> tuple[Tokenizer, Tokenizer]:
     for name in damaged(directory):
         state = "damaged: it has changed since the run began" if (directory / name).exists() else "missing"
         raise UserError(f"{directory / name} is {state}; restore it or train again")
-    if _has_shared(directory):
+    if _holds(directory, "shared"):
         tokenizer = load(directory, "shared")
         return tokenizer, tokenizer
     return load(directory, "source"), load(directory, "target")
@@ -163,7 +163,7 @@ def _language(tokenizer: Tokenizer, name: str) -> int:
 
 def _taken_over(parent: Path, name: str, sides: tuple[str, ...]) -> dict[str, Tokenizer]:
     """Return the parent's tokenizers to save in place of tokenizer `name`, file → tokenizer."""
-    if _has_shared(parent):
+    if _holds(parent, "shared"):
         return {name: load(parent, "shared")}
     if name != "shared":
         return {name: load(parent, name)}
@@ -194,10 +194,6 @@ def _empty(directory: Path) -> None:
         )
     Path(directory).rmtree(missing_ok=True)
     directory.mkdir(parents=True)
-
-
-def _has_shared(directory: Path) -> bool:
-    return _holds(directory, "shared")
 
 
 def _holds(directory: Path, name: str) -> bool:

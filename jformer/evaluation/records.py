@@ -21,7 +21,6 @@ from jformer.errors import UserError
 from jformer.evaluation.score_tables import means, scored_sets
 from jformer.integrity import parse_object, refuse_newer, without_digest
 from jformer.storage import run_path
-from jformer.tasks.metrics import reference_texts
 from jformer.training.rows import is_figure, read_row, read_sample
 
 SCHEMA = 2  # of results.json
@@ -150,11 +149,6 @@ def segment_scores(run: Path, key: str, name: str) -> list[float]:
         return [*map(float, outputs(run, f"{key}.{name}"))]
     except ValueError as error:
         raise UserError(f"{run}/outputs/{key}.{name}.txt: {error}; score the run again with --mode=evaluate") from error
-
-
-def references(run: Path, key: str) -> list[list[str | None]]:
-    """Return the references of a test set, as `reference_texts` does; raise UserError as `examples` does."""
-    return reference_texts(examples(run, key))
 
 
 def examples(run: Path, key: str, data: DataConfig | None = None) -> list[Pair]:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool
@@ -28,10 +28,7 @@ from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, P
 from jformer.inference.one_pass import HEADS, tagged_pair
 from jformer.models import ModelConfig
 from jformer.tasks.batch_arrays import id_limits, refuse_foreign_ids
-from jformer.tasks.task import VECTOR
-
-if TYPE_CHECKING:
-    from jformer.tasks.task import Task
+from jformer.tasks.task import VECTOR, Task
 
 PADDED_LENGTHS = (16, 24, 32, 48, *(1 << i for i in range(6, 31)))  # of sequences: few shapes to compile
 LONG_INPUT = 64  # tokens; from here on, the first attempt has room for the longest output
@@ -65,7 +62,7 @@ class Inputs:
     def __init__(
         self,
         options: DecodeConfig,
-        task: "Task",
+        task: Task,
         tokenizers: tuple[Tokenizer, Tokenizer],
         models: Sequence[ModelConfig],
         data: DataConfig = NO_LANGUAGES,

@@ -112,8 +112,7 @@ class Predictor:
         """
         from jformer.inference.restore import restore_adapter
 
-        if self.members:
-            raise UserError("decode.ensemble: adapters modify one model, not an ensemble; leave it out")
+        self._refuse_ensemble("adapters modify one model, not an ensemble")
         mesh = self.mesh or make_mesh(1)
         return Predictor(restore_adapter(workdir, self._run, mesh), mesh=self.mesh, base=self)
 
@@ -232,8 +231,7 @@ class Predictor:
         """The Predictor of the same run whose answers are vectors; itself if they are, as decode.pooling asks for."""
         from jformer.inference.restore import embedding_run
 
-        if self.members:
-            raise UserError("decode.ensemble: vectors of different models are not comparable; leave it out")
+        self._refuse_ensemble("vectors of different models are not comparable")
         run = embedding_run(dataclasses.replace(self._run, params=self.params))
         if run.model == self.model:
             return self

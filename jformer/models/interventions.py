@@ -27,8 +27,7 @@ from jaxtyping import Array, PyTree
 
 from jformer.errors import UserError
 from jformer.models.batch import Batch, example_batch
-from jformer.models.model import Model
-from jformer.models.model_config import ModelConfig
+from jformer.models.model import Model, Wrapped
 from jformer.models.parts import STACKED
 
 Intervention = Callable[[Array, Array | int], Array]
@@ -40,29 +39,15 @@ READ = {"o": "heads", "down": "units"}  # projection → the name of what it rea
 
 
 @dataclasses.dataclass(frozen=True)
-class Intervened:
+class Intervened(Wrapped):
     """A model some of whose activations are replaced by functions of them, in whole passes and with a cache."""
 
-    base: Model
     interventions: tuple[tuple[str, Intervention], ...]
-
-    @property
-    def config(self) -> ModelConfig:
-        """The config of the model."""
-        return self.base.config
-
-    def init(self, rngs: Array, *args: PyTree) -> PyTree:
-        """Return the parameters of the base."""
-        return self.base.init(rngs, *args)
 
     def apply(self, variables: PyTree, *args: PyTree, **options: object) -> PyTree:
         """Apply a method of the base, with the interventions."""
         with nn.intercept_methods(_Visitor(self.replace)):
             return self.base.apply(variables, *args, **options)
-
-    def cross_weights(self, intermediates: PyTree) -> Array:
-        """Return the attention weights that the base reads from its intermediates."""
-        return cast(Any, self.base).cross_weights(intermediates)
 
     def replace(self, name: str, value: Array, layer: Array | int, module: nn.Module) -> Array:
         """Return what the interventions make of an activation, for `_Visitor`."""

@@ -20,23 +20,15 @@ from jformer.errors import UserError
 from jformer.models.layers.dropout import Site, dropout, make_dropout_key
 from jformer.models.layers.matmul import matmul
 from jformer.models.lora_config import FACTORS, LoraConfig
-from jformer.models.model import Model
-from jformer.models.model_config import ModelConfig
+from jformer.models.model import Wrapped
 from jformer.models.parts import STACKED
 
 PROJECTION = re.compile(r"(?<!/distance)/kernel$")  # kernels that multiply an input; Transformer-XL's has distances
 
 
 @dataclasses.dataclass(frozen=True)
-class Adapted:
+class Adapted(Wrapped):
     """A model with the factors of `model.lora` among its parameters."""
-
-    base: Model
-
-    @property
-    def config(self) -> ModelConfig:
-        """The config of the model."""
-        return self.base.config
 
     def init(self, rngs: Array, *args: PyTree) -> PyTree:
         """Return the base's parameters, with factors whose products are zero."""
@@ -81,10 +73,6 @@ class Adapted:
         variables = {**variables, "params": rounded(lora, variables["params"])}
         with nn.intercept_methods(add):
             return self.base.apply(variables, *args, rngs=rngs, **options)
-
-    def cross_weights(self, intermediates: PyTree) -> Array:
-        """Return the weights of the attention to the source, as the base does."""
-        return cast(Any, self.base).cross_weights(intermediates)
 
 
 def rounded(lora: LoraConfig, params: PyTree) -> PyTree:

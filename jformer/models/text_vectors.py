@@ -13,26 +13,18 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jformer.models.layers.heads import Pooler
 from jformer.models.layers.precision import at_precision
-from jformer.models.model import Model
-from jformer.models.model_config import ModelConfig
+from jformer.models.model import Wrapped
 
 # Texts of a row: a pair, in segments 1 and 2. For a single text the second vector is undefined, and XLA drops it.
 TEXTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class TextVectors:
+class TextVectors(Wrapped):
     """A model without its head: `hidden` is the vector of each text, and `logits` leaves it as it is.
 
     An encoder-decoder is read after its encoder, a decoder after its last layer.
     """
-
-    base: Model
-
-    @property
-    def config(self) -> ModelConfig:
-        """The config of the model."""
-        return self.base.config
 
     def init(self, rngs: Array, *args: PyTree) -> PyTree:
         """Return the parameters that vectors depend on: none of a head, or of the decoder behind an encoder."""

@@ -58,7 +58,6 @@ def caption(
         },
         encoder=encoder,
         features=make_features,
-        symbols=0,
         answer="text",
         loss=token_loss(label_smoothing),
         score=score,

@@ -79,7 +79,6 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         },
         encoder=encoder,
         features=make_features,
-        symbols=0,
         answer=kind.answer,
         loss=kind.loss(label_smoothing),
         score=score,

@@ -71,7 +71,6 @@ def embed(
         vocabularies={"shared": VocabularySpec(data.tokenizer, ("source", "target"))},
         encoder=encoder,
         features=make_features,
-        symbols=0,
         answer=VECTOR,
         loss=pair_loss(temperature, label_smoothing, symmetric),
         score=score,

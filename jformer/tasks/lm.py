@@ -37,7 +37,6 @@ def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         vocabularies={"shared": VocabularySpec(data.tokenizer, ("target",))},
         encoder=encoder,
         features=lambda source, target: next_token(target.symbols, data.piece_start == "previous"),
-        symbols=0,
         answer="continuation",
         loss=token_loss(label_smoothing),
         score=score,

@@ -54,7 +54,6 @@ def qa(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         vocabularies={"shared": VocabularySpec(data.tokenizer, ("source",), parts=True, cut=spans.words_of)},
         encoder=encoder,
         features=lambda source, target: marked_spans(source.symbols),
-        symbols=0,
         answer=SPAN,
         loss=loss,
         score=score,

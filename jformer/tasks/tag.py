@@ -50,7 +50,6 @@ def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: obj
         },
         encoder=encoder,
         features=lambda source, target: tagged_texts(),
-        symbols=0,
         answer="tags",
         loss=chain_loss if crf else token_loss(label_smoothing),
         score=score,

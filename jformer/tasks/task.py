@@ -55,12 +55,12 @@ class Task(NamedTuple):
     vocabularies: Mapping[str, VocabularySpec]  # file name → the kind and text of its tokenizer
     encoder: MakeEncoder
     features: Callable[[Tokenizer, Tokenizer], Features]
-    symbols: int  # ids past the vocabulary that the noise uses
     # The kind of answer to a text: another "text" | its "continuation" | SPAN | VECTOR | MASKS | "" for none | one of
     # CLASSES.
     answer: str
     loss: TaskLoss
     score: Score
+    symbols: int = 0  # ids past the vocabulary that the noise uses
 
     @property
     def labels(self) -> bool:

@@ -43,7 +43,6 @@ def translate(
         vocabularies={"shared": both} if data.vocab_shared else apart,
         encoder=encoder,
         features=lambda source, target: sequence_to_sequence(target.symbols),
-        symbols=0,
         answer="text",
         loss=token_loss(label_smoothing),
         score=score,

@@ -162,7 +162,3 @@ def write_vectors(path: Path, vocabulary: list[str], vectors: np.ndarray) -> Non
     lines += [f"{word} {' '.join(f'{x:.6g}' for x in row)}" for word, row in zip(vocabulary, vectors, strict=True)]
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_content(path, ("\n".join(lines) + "\n").encode())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

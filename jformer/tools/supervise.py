@@ -228,7 +228,3 @@ def start(options: argparse.Namespace, logs: Sequence[int]) -> list[subprocess.P
             )
         )
     return processes
-
-
-if __name__ == "__main__":
-    sys.exit(main())

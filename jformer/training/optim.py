@@ -58,10 +58,6 @@ def _t5(step: Count, params: ScheduleParams) -> Array:
     return jnp.sqrt(flat / jnp.maximum(step + 1.0, flat))
 
 
-def _constant(step: Count, params: ScheduleParams) -> Array:
-    return _warmup_factor(step, params)
-
-
 def _cosine(step: Count, params: ScheduleParams) -> Array:
     """Loshchilov and Hutter 2017, one period."""
     cosine = 0.5 * (1 + jnp.cos(jnp.pi * _decay_progress(step, params, params.num_steps - params.warmup)))
@@ -98,7 +94,7 @@ SCHEDULES: dict[str, Callable[[Count, ScheduleParams], Array]] = {
     "noam": _noam,  # Vaswani et al. 2017, equation 3
     "inverse_square_root": _inverse_square_root,
     "t5": _t5,  # Raffel et al. 2020, section 3.1.2
-    "constant": _constant,
+    "constant": _warmup_factor,
     "cosine": _cosine,  # Loshchilov and Hutter 2017
     "linear": _linear,
     "warmup_stable_decay": _warmup_stable_decay,  # Hu et al. 2024, section 4.1

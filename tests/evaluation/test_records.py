@@ -104,14 +104,14 @@ def test_outputs_are_lines_that_end_at_line_feeds_alone(run):
         records.outputs(run, "other")
 
 
-def test_references_are_those_that_the_run_was_scored_with(run):
-    outputs, (references,) = records.outputs(run, "test"), records.references(run, "test")
-    assert sum(a == b for a, b in zip(outputs, references, strict=True)) == 400
+def test_examples_are_those_that_the_run_was_scored_with(run):
+    outputs, examples = records.outputs(run, "test"), records.examples(run, "test")
+    assert sum(a == b.target for a, b in zip(outputs, examples, strict=True)) == 400
     with pytest.raises(UserError, match="has no scores of a test set 'other'; its config has test"):
-        records.references(run, "other")
+        records.examples(run, "other")
     edit_results(run, lambda results: results["test"].update(checksum="another"))
     with pytest.raises(UserError, match="test set 'test' has changed"):
-        records.references(run, "test")
+        records.examples(run, "test")
 
 
 def test_a_directory_without_a_run_is_named(tmp_path):

@@ -84,10 +84,12 @@ class Cloud:
 
     def calls(self):
         path = self.folder / "calls.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = re.sub(r"-\d+\.tar\.gz", ".tar.gz", path.read_text()) if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
 
     def shown(self, text):
         """Return the commands that launch.sh has printed, as lists of words, but for those of git."""
+        text = re.sub(r"-\d+\.tar\.gz", ".tar.gz", text)  # of the process
         commands = [shlex.split(line[2:]) for line in text.splitlines() if line.startswith("+ ")]
         return [words for words in commands if words[0] != "git"]
 
@@ -127,7 +129,7 @@ def test_the_commands_are_these(cloud, way):
     assert result.returncode == 0, result.stderr
     assert cloud.calls() == []
     for name, path in {"COMMIT": cloud.commit, "TMPDIR": str(cloud.folder), "ROOT": str(cloud.repository)}.items():
-        result.stdout = result.stdout.replace(path, name)
+        result.stdout = re.sub(r"COMMIT-\d+\.tar", "COMMIT-PID.tar", result.stdout.replace(path, name))
     golden = HERE / "golden" / f"{way}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(result.stdout)
@@ -150,6 +152,7 @@ def test_a_run_from_nothing_to_nothing(cloud):
     result = everything(cloud, "pass")
     assert result.returncode == 0, result.stderr
     assert_deleted(cloud)
+    assert not [*cloud.folder.glob("*.tar.gz")]
     for worker in range(2):
         assert cloud.starts(worker) == [["--distributed", "--workdir=gs://bucket/run", "--code=pass"]]
 
@@ -267,6 +270,52 @@ def test_a_lost_connection_is_tried_again(cloud):
     assert json.loads((cloud.folder / "faults.json").read_text()) == []
 
 
+CUT_OFF = {"code": 1, "says": "ERROR: the network is unreachable"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [["sed"] * 7, ["tpu-vm scp"] * 3 + ["--command=true"]])
+def test_a_network_outage_here_loses_no_slice(cloud, calls):
+    outage = [{"call": call, **CUT_OFF} for call in calls]
+    outage += [{"call": "describe", "after": calls[0], **CUT_OFF} for _ in range(calls.count("sed") or 1)]
+    cloud.prepare(faults=outage)
+    result = everything(cloud, "import time; time.sleep(5)")
+    assert result.returncode == 0, result.stderr
+    assert cloud.count("queued-resources", "create") == cloud.count("queued-resources", "delete") == 1
+    assert json.loads((cloud.folder / "faults.json").read_text()) == []
+
+
+def test_a_slice_that_gcloud_cannot_be_asked_about_is_not_deleted(cloud):
+    assert everything(cloud, "pass", "--keep").returncode == 0
+    cloud.prepare(faults=[{"call": "describe", **CUT_OFF}] * 11)
+    result = everything(cloud, "pass")
+    assert result.returncode == 1
+    assert "slice may exist, and cost money: ask again" in result.stderr
+    assert not cloud.count("queued-resources", "delete")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["DELETING", "ABSENT"])
+def test_deleting_the_slice_ends_the_run(cloud, then):
+    cloud.prepare(lives=[["ACTIVE until taken", then]])
+    result = everything(cloud, TAKEN.format(1))
+    assert result.returncode == 1, result.stderr
+    assert "launch: slice was deleted" in result.stderr
+
+
+def test_a_slice_that_cannot_be_deleted_does_not_hide_how_the_run_ended(cloud):
+    cloud.prepare(faults=[{"call": "queued-resources delete", "code": 1, "says": "ERROR: INTERNAL"}] * 5)
+    result = everything(cloud, "exit(2)")
+    assert result.returncode == 2
+    assert "slice still exists and costs money" in result.stderr
+
+
+def test_a_log_is_that_of_the_host_named(cloud):
+    for worker in ("me@a", "a", "0"):
+        (command,) = cloud.shown(cloud.launch("logs", "--hosts=me@a,b", f"--worker={worker}").stdout)
+        assert "me@a" in command
+
+
 @pytest.mark.slow
 def test_an_empty_answer_is_none(cloud):
     cloud.prepare(faults=[{"call": "sed", "code": 0, "says": ""}] * 2)
@@ -365,6 +414,8 @@ def test_deleting_is_tried_again_until_the_slice_is_gone(cloud):
         (["run", "--hosts=a,b", "--", "--workdir=x"], "--workdir=x must be a path from / that all hosts see"),
         (["local", "--", "--workdir=x"], "how many processes?"),
         (["local", "2", "--", "--workdir=gs://bucket/x"], "--logs is missing"),
+        (["logs", "--hosts=a,b", "--worker=c"], "--worker=c is none of a,b, or of their numbers from 0"),
+        (["all", *SLICE, "--follow", *RUN], "--follow is for logs"),
         (["fly"], "there is no fly"),
     ],
 )

@@ -1,5 +1,6 @@
 """A run trains, survives kill -9 and SIGTERM to the bit, and refuses to become another run."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -30,6 +31,7 @@ from jformer.evaluation import records
 from jformer.evaluation.evaluate import evaluate
 from jformer.inference import predict
 from jformer.integrity import seal
+from jformer.parallel import processes
 from jformer.parallel.devices import QuickerDtype
 from jformer.tasks.build import build_task
 from jformer.tasks.split_loss import split_sums
@@ -339,6 +341,27 @@ def test_a_token_that_the_model_has_not_ends_a_run(cache, tmp_path, monkeypatch,
     monkeypatch.setattr("jformer.trainer.open_data", foreign)
     with pytest.raises(UserError, match=f"{named}: source holds the token id "):
         train(small(cache, train__num_steps=4), tmp_path)
+
+
+def test_a_run_that_waits_for_others_to_tokenize_is_not_stuck(cache, tmp_path, monkeypatch):
+    class OpenedError(Exception):
+        """The rest of the run is of no interest."""
+
+    def opened_by(*_):
+        assert working == ["elsewhere"]
+        raise OpenedError
+
+    @contextlib.contextmanager
+    def elsewhere():
+        working.append("elsewhere")
+        yield
+        working.pop()
+
+    working = []
+    monkeypatch.setattr(processes, "working_elsewhere", elsewhere)
+    monkeypatch.setattr("jformer.trainer.open_data", opened_by)
+    with pytest.raises(OpenedError):
+        train(small(cache), tmp_path)
 
 
 def test_an_error_in_the_loop_loses_no_save_that_was_begun(cache, tmp_path, monkeypatch):

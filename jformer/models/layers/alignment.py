@@ -16,8 +16,6 @@ from jaxtyping import Array, Bool, Float
 
 from jformer.models.layers.linear import Dense
 
-SCORES = ("none", "additive", "dot", "general", "concat")
-
 
 class RecurrentAttention(nn.Module):
     """Scores of source positions, and the mean of their vectors, weighted by the scores."""

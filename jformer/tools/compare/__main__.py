@@ -30,10 +30,10 @@ from jformer.storage import os_errors_as_user_errors, run_path
 from jformer.tools.compare.comparable import (
     ScoredRun,
     allowed_kinds,
+    named_runs,
     read,
     refuse_apart,
     refuse_few,
-    run_names,
     trained_on,
 )
 from jformer.tools.compare.comparison import Arm, compare_arms, learning_curves, table
@@ -127,7 +127,7 @@ def watch(paths: Sequence[str], output: str, seconds: float) -> Iterator[str]:
 def page_of_training(paths: Sequence[str], refresh: float) -> str:
     """Return a page with the progress of runs, their curves, and how their configs differ."""
     runs = [ScoredRun(path, records.saved_config(path), records.results(path), {}) for path in map(run_path, paths)]
-    named = dict(zip(run_names(runs), runs, strict=True))
+    named = named_runs(runs)
     far = [f"{name}: {state(run.config, records.rows(run.path), run.results)}" for name, run in named.items()]
     apart = settings({name: [run] for name, run in named.items()})
     parts = [page.paragraph("\n".join(far)), CHARTS, page.heading("how their configs differ"), page.table(apart)]
@@ -148,8 +148,8 @@ def by_seed(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
         groups.setdefault(_material(run), []).append(run)
     repeated = any(len({run.config.seed for run in group}) < len(group) for group in groups.values())
     if repeated or len(groups) == 1 or len(groups) == len(runs):
-        return dict(zip(run_names(runs), ([run] for run in runs), strict=True))
-    names = dict(zip((run.path for run in runs), run_names(runs), strict=True))
+        return {name: [run] for name, run in named_runs(runs).items()}
+    names = {run.path: name for name, run in named_runs(runs).items()}
     return {f"{names[group[0].path]} ({len(group)} seeds)": group for group in groups.values()}
 
 
@@ -193,8 +193,7 @@ def files(
     apart: list[str] = []
     if len(groups) == 2:
         first, other = (group[0] for group in groups.values())
-        names = dict(zip((run.path for run in runs), run_names(runs), strict=True))
-        named = {names[run.path]: run.path for run in (first, other)}
+        named = {name: run.path for name, run in named_runs(runs).items() if run.path in (first.path, other.path)}
         texts = [{key: run.results[key]["checksum"] for key in scored_sets(run.results)} for run in (first, other)]
         for key, text in texts[0].items():
             if texts[1].get(key) == text:  # a caution says where it is not
@@ -206,7 +205,7 @@ def files(
 
 def _charts(runs: Sequence[ScoredRun]) -> list[dict[str, Any]]:
     """Return the data for the page's curves of all runs."""
-    return curves({name: records.rows(run.path) for name, run in zip(run_names(runs), runs, strict=True)})
+    return curves({name: records.rows(run.path) for name, run in named_runs(runs).items()})
 
 
 def _material(run: ScoredRun) -> str:

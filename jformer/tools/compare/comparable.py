@@ -69,7 +69,7 @@ def refuse_apart(runs: Sequence[ScoredRun], allowed: Sequence[str]) -> list[str]
 
 def obstacles(first: ScoredRun, other: ScoredRun) -> Iterator[tuple[str, str]]:
     """Yield (kind, description) of the differences that make two runs not comparable."""
-    against = " against ".join(run_names([other, first]))
+    against = " against ".join(named_runs([other, first]))
     ours, theirs = scored_sets(first.results), scored_sets(other.results)
     if not ours.keys() & theirs.keys():
         yield "data", f"{against}: no test set in common"
@@ -97,7 +97,7 @@ def trained_on(run: ScoredRun) -> str:
     return ", ".join(str(text)[:8] for text in run.results.get("run", {}).get("data", []))
 
 
-def run_names(runs: Sequence[ScoredRun]) -> list[str]:
-    """Return the runs' names, or their whole paths if names are not unique."""
-    short = [run.path.name or str(run.path) for run in runs]
-    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
+def named_runs(runs: Sequence[ScoredRun]) -> dict[str, ScoredRun]:
+    """Return the runs by name, or by their whole paths if names are not unique."""
+    named = {run.path.name or str(run.path): run for run in runs}
+    return named if len(named) == len(runs) else {str(run.path): run for run in runs}
