@@ -135,7 +135,7 @@ create() {
     [[ $now == "$before" ]] || say "$name: $now"
     case $now in
       FAILED | SUSPENDING | SUSPENDED | ABSENT) say "$name will not become active: delete it and create it again"; return "$LOST" ;;
-      UNKNOWN) ((++unknown < 10)) || { say "$name may exist, and cost money: ask again"; keep=yes; return 1; } ;;
+      UNKNOWN) ((++unknown < 10)) || { say "gcloud does not answer: $name may exist and cost money; see launch.sh status"; keep=yes; return 1; } ;;
       *) unknown=0 ;;
     esac
     before=$now; sleep "$poll"
@@ -147,7 +147,7 @@ create() {
 patiently() {
   "$@" || { sleep "$poll"; "$@"; } || { sleep "$poll"; "$@"; } || {
     ! on_workers all true || { say "$name answers, but three tries failed: see above"; return 1; }
-    [[ $(state ACTIVE) == UNKNOWN ]] || return "$LOST"
+    [[ $command == all && $(state ACTIVE) == UNKNOWN ]] || return "$LOST"
     sleep "$poll"; patiently "$@"
   }
 }
@@ -210,7 +210,7 @@ watch() {
     now=$(state ACTIVE)
     case $now in
       ACTIVE | UNKNOWN) ;;
-      DELETING | ABSENT) say "$name was deleted"; return 1 ;;
+      DELETING | ABSENT) say "$name was deleted"; keep=yes; return 1 ;;
       *) say "$name: $now"; return "$LOST" ;;
     esac
     told=$(supervisors 2>&1) || { [[ $now != UNKNOWN ]] || silent=-1; continue; } # is it this machine that is cut off?

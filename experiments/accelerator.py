@@ -43,15 +43,23 @@ class Table:
     """The findings so far, on the screen and in a file."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        self.path, self.facts, self.rows = path, facts, list[dict[str, Any]]()
+        """Keep other rows that an earlier command found of the same `facts` in the file; refuse other findings."""
+        self.path, self.facts, self.rows, self.earlier = path, facts, list[dict[str, Any]](), list[dict[str, Any]]()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            found = json.loads(path.read_text())
+            self.earlier = found.pop("rows")
+            if found != facts:
+                raise app.UsageError(f"{path} has findings of {found}, not of {facts}: name another --output")
 
     def add(self, row: str, what: str, text: str, ok: bool, seconds: float, figures: Mapping[str, Any] = {}) -> None:
         """Print a finding and write all of them; a crash of the machine loses none that was printed."""
         self.rows.append({"row": row, "what": what, "ok": ok, "text": text, "seconds": round(seconds, 1), **figures})
         print(f"{'right' if ok else 'WRONG'}  {seconds:6.1f} s  {row:22} {what:34} {text}", flush=True)
         half = self.path.with_name(f"{self.path.name}.tmp")
-        half.write_text(json.dumps({**self.facts, "rows": self.rows}, indent=1))
+        new = {each["row"] for each in self.rows}
+        rows = [*(each for each in self.earlier if each["row"] not in new), *self.rows]
+        half.write_text(json.dumps({**self.facts, "rows": rows}, indent=1))
         half.replace(self.path)
 
     @property
@@ -152,7 +160,7 @@ def main(argv: list[str]) -> int:
     if (platforms := os.environ.get("JAX_PLATFORMS", "")) and "cpu" not in platforms:
         os.environ["JAX_PLATFORMS"] = f"{platforms},cpu"  # rows compare with the machine's CPU
     began = time.monotonic()
-    table = Table(Path(given.output), {"commit": commit(), "smoke": small, "minutes": given.minutes})
+    table = Table(Path(given.output), {"commit": commit(), "smoke": small})
     run_rows(dict(commands(given.rows, arguments)), given.minutes * 60, table, WEIGHTS)
     wrong = table.wrong
     print(f"{len(table.rows)} findings in {time.monotonic() - began:.0f} s, in {table.path}; wrong: {wrong or 'none'}")

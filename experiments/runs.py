@@ -8,10 +8,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jformer.config import resolve
+from jformer.config import load_config, resolve
 from jformer.config.config_files import as_flags, override, run_config_file
+from jformer.config.resume import differences, with_saved_config
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
+from jformer.storage import run_path
+
+PLACES = (
+    "data.dir",
+    "data.cache_dir",
+    "data.mixture",
+    "mesh.",
+    "model.execution.",
+)  # where a run is and what it runs on
 
 
 def processes_with(*words: str, within: str = "") -> list[int]:
@@ -26,11 +36,20 @@ def processes_with(*words: str, within: str = "") -> list[int]:
 
 
 def results_of(config: ModuleType, workdir: Path, options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the results of a config's run, training it by its own command if needed."""
+    """Return the results of a config's run, training it by its own command if needed.
+
+    Exits if there are results of a run with other options, such as --smoke or another seed.
+    """
     from jformer import main as front
 
     path = workdir / "results.json"
-    if not path.exists():
+    if path.exists():
+        saved = load_config(run_path(workdir) / "config.json")
+        given = resolve(override(run_config_file(Path(str(config.__file__))), as_flags(options)))
+        for key, (old, new) in differences(saved, with_saved_config(given, saved)).items():
+            if not key.startswith(PLACES):
+                raise SystemExit(f"{workdir} holds results of {key}={old!r}, not {new!r}: name another --workdir")
+    else:
         code = front.main(["jformer", f"--config={config.__file__}", f"--workdir={workdir}", *as_flags(options)])
         if code:
             raise SystemExit(code)

@@ -439,6 +439,9 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     elif parents and options.mode in BEFORE_RUN:
         values = as_config_dict(load_config(run_path(parents[-1]) / "config.json"))
         values.model.lora = default_config().model.lora  # a parent's adapters are merged
+        values.data.update(row_multiple=0, length_multiple=0)  # its devices may have chosen them
+        if values.train.num_epochs:  # of its text
+            values.train.num_steps = default_config().train.num_steps
     elif options.workdir and options.mode not in BEFORE_RUN:
         raise UserError(f"--workdir={options.workdir} holds no run: name the directory of one, or train one there")
     else:

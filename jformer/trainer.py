@@ -135,7 +135,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
             if has_ended(config.train, progress):
                 log.show(f"already trained to update {progress.step}")
             else:
-                needed = update_memory(update, state, longest(data.batches))
+                needed = update_memory(update, state, frozen, longest(data.batches))
                 beside = [evaluation_memory(eval_step, state.params, longest(each)) for each in data.valid.values()]
                 log.show(memory_lines(config, model.config, mesh, needed, max(beside, default=0)))
                 if progress.step:

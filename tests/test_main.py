@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from jformer import main
-from jformer.config import options, save_config
+from jformer.config import default_config, load_config, options, save_config
 from jformer.config.options import Config
 from jformer.data import progress
 from jformer.data.data_config import DataConfig
@@ -66,8 +66,22 @@ def test_a_new_run_without_a_config_has_that_of_the_run_it_starts_from(file, tmp
     assert config.train.init_from == str(parent)
     assert parse(*arguments[1:], "--mode=prepare") == config
     assert parse(*arguments, f"--config={file()}").model.d_model != 24
+    config_path = parent / "config.json"
+    saved = load_config(config_path)
+    data = dataclasses.replace(saved.data, row_multiple=24, length_multiple=128)  # as its devices had them
+    steps = dataclasses.replace(saved.train, num_epochs=3.0, num_steps=77)  # as its text had them
+    save_config(dataclasses.replace(saved, data=data, train=steps), config_path)
+    again = parse(*arguments)
+    assert (again.data.row_multiple, again.data.length_multiple, again.train.num_epochs) == (0, 0, 3.0)
+    assert again.train.num_steps == default_config().train.num_steps
     with pytest.raises(UserError, match="holds no run"):
         parse(*arguments, "--mode=predict")
+
+
+@pytest.mark.parametrize("key", ["data.test", "evaluate.scores"])
+def test_nothing_is_an_empty_list(file, key):
+    section, name = key.split(".")
+    assert getattr(getattr(parse(f"--config={file()}", f"--config.{key}="), section), name) == ()
 
 
 MISTAKES = {

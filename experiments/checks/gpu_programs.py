@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 from absl import app, flags
 
-from experiments.measure import smoke_sizes
+from experiments.measure import commit, smoke_sizes
 from jformer.config import default_config, resolve
 from jformer.config.checks import divide_rows
 from jformer.errors import UserError
@@ -85,7 +85,7 @@ CHOSEN = {
 TOPOLOGY = flags.DEFINE_string("topology", "h100", "The kind of GPU.")
 SAMPLE = flags.DEFINE_integer("sample", 0, "Cells to compile, drawn at random; 0 compiles all.")
 MINUTES = flags.DEFINE_float("minutes", 0.0, "Minutes after which no cell is started; 0 = no limit.")
-RESULTS = flags.DEFINE_string("results", None, "File of cells, one a line; those in it are not compiled again.")
+RESULTS = flags.DEFINE_string("results", None, "File of cells, one a line; those of the same GPU and commit are kept.")
 
 
 class Cell(NamedTuple):
@@ -174,21 +174,22 @@ def outcome(cell: Cell, kind: str) -> Outcome:
     return result
 
 
-def recorded(path: Path | None) -> dict[Cell, Outcome]:
-    """Return the cells of a file; if a cell has several lines, the last one counts."""
+def recorded(path: Path | None, key: list[str]) -> dict[Cell, Outcome]:
+    """Return a file's cells of a kind of GPU and a commit; if a cell has several lines, the last one counts."""
     lines = path.read_text().splitlines() if path and path.exists() else []
-    return {Cell(*cell): Outcome(*result) for cell, result in map(json.loads, lines)}
+    return {Cell(*cell): Outcome(*result) for cell, result, *of in map(json.loads, lines) if of == key}
 
 
 def outcomes(todo: Sequence[Cell], kind: str, path: Path | None, end: float) -> dict[Cell, Outcome]:
     """Return the outcomes of cells, from a file, or else compiled and added to it."""
-    found = recorded(path)
+    key = [kind, commit()]
+    found = recorded(path, key)
 
     def record(cell: Cell, result: Outcome) -> None:
         found[cell] = result
         if path:
             with path.open("a") as file:
-                file.write(json.dumps([cell, result]) + "\n")
+                file.write(json.dumps([cell, result, *key]) + "\n")
 
     for cell in todo:
         if cell not in found and time.monotonic() < end:

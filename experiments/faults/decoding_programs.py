@@ -127,6 +127,8 @@ def main(argv: Sequence[str]) -> None:
     """Print a row for every search."""
     del argv
     smoke_sizes(models=["tiny"], rows=["2"], beams=["1"], topology=["v5e:1x1"], sides=["ours", "plain"])
+    if not {*SIDES.value} <= {"ours", "plain"}:
+        raise app.UsageError(f"--sides={','.join(SIDES.value)}: there are ours and plain")
     for chips in map(open_topology, TOPOLOGIES.value or ["h100"]):
         print(
             f"{chips.name}, {LENGTH} tokens and {ROOM} more\n{'model':<10}" + "".join(f"{head:>11}" for head in HEADS)

@@ -92,7 +92,7 @@ TOPOLOGIES = flags.DEFINE_list(
 )
 FSDPS = flags.DEFINE_list("fsdp", [], "Sizes of the mesh's axis fsdp, instead of those that UPDATES names.")
 ROWS = flags.DEFINE_list("chip_rows", [], "Rows of a chip, instead of those that UPDATES names.")
-SIDES = flags.DEFINE_list("sides", ["ours"], "Whose programs to compile: ours, plain, example.")
+SIDES = flags.DEFINE_list("sides", ["ours"], "Whose programs to compile: ours, plain, example (not of decoding).")
 EXAMPLES = flags.DEFINE_string("examples", None, "The folder examples of a checkout of Flax, for --sides=example.")
 LARGEST = flags.DEFINE_integer("kernels", 0, "How many kernels to list of each program.")
 HEADS = (
@@ -122,7 +122,7 @@ def compile_ours(update: Update, mesh: Mesh) -> tuple[Figures, float]:
 def compile_peer(side: str, update: Update, mesh: Mesh) -> tuple[Figures, float]:
     """Return the figures of the update of an example of Flax, or of plain Flax, which predict no temporaries."""
     _, _, model = resolved(update)
-    split, whole = NamedSharding(mesh, P(DATA)), NamedSharding(mesh, P())
+    split, whole = NamedSharding(mesh, P((DATA, FSDP))), NamedSharding(mesh, P())
     batch = {
         name: jax.ShapeDtypeStruct((update.rows * mesh.size, length), jnp.int32, sharding=split)
         for name, length in zip(("inputs", "targets"), update.lengths, strict=True)
@@ -169,6 +169,8 @@ def main(argv: Sequence[str]) -> None:
     """Print a row for every model, slice and side."""
     del argv
     smoke_sizes(models=["tiny"], sides=["ours", "plain"])
+    if not {*SIDES.value} <= {"ours", "plain", "example"}:
+        raise app.UsageError(f"--sides={','.join(SIDES.value)}: there are ours, plain and example")
     if "example" in SIDES.value and not EXAMPLES.value:
         raise app.UsageError("--sides=example needs --examples=CHECKOUT/examples")
     updates = [UPDATES[name] for name in MODELS.value]

@@ -193,6 +193,8 @@ def main(argv: list[str]) -> None:
     """Measure a run, or a small one."""
     logging.set_verbosity(logging.ERROR)
     smoke_sizes(requests=200, clients=["8", "1"], malformed=50, vanishing=10, slow=2)
+    if bool(WORKDIR.value) != bool(SOURCE.value):
+        raise app.UsageError("--workdir and --source: name both, a run and its inputs, or neither")
     with tempfile.TemporaryDirectory() as folder:
         if WORKDIR.value and SOURCE.value:
             lines = Path(SOURCE.value).read_text(encoding="utf-8").split("\n")

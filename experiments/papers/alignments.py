@@ -11,6 +11,7 @@ Command:  python -m experiments.papers.alignments --data=PATH/multi30k
           --workdir=runs/attention/Transformer-600x2048-3000-0 [--iterations=8] [--sentences=300] [--smoke]
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from jformer.data.sources.split import Pair
 from jformer.inference.predict import Predictor
 
 WORKDIR = flags.DEFINE_string("workdir", None, "A trained translator; --smoke trains one.", required=True)
-DATA = flags.DEFINE_string("data", "", "The folder of its training text.")
+DATA = flags.DEFINE_string("data", "", "The folder of its training text, if that has moved.")
 ITERATIONS = flags.DEFINE_integer("iterations", 8, "Iterations of expectation maximization.", lower_bound=1)
 SENTENCES = flags.DEFINE_integer("sentences", 300, "Validation pairs, and test pairs.", lower_bound=1)
 WORD = "\u2581"  # starts the pieces that begin a word
@@ -39,12 +40,12 @@ Linker = Callable[[Sequence[str], Sequence[str]], np.ndarray]
 def main(_: list[str]) -> None:
     """Print how many words the best head links as model 1 does, and the agreement of every head."""
     smoke_sizes(sentences=2, iterations=1)
-    if smoke_sizes():
+    if smoke_sizes() and not (Path(WORKDIR.value) / "results.json").exists():
         from configs import quickstart
 
         results_of(quickstart, Path(WORKDIR.value), {**small_run(2), "data.tokenizer": "bpe", "data.vocab_size": 99})
     predictor = jformer.load(WORKDIR.value)
-    data = predictor.config.data
+    data = dataclasses.replace(predictor.config.data, dir=DATA.value or predictor.config.data.dir)
     read = {"train": data.train, "valid": data.valid, "test": next(iter(data.test_splits().values()), data.valid)}
     train, valid, test = (pairs_of(data, split) for split in read.values())
     linked = model_1(train, ITERATIONS.value)

@@ -11,6 +11,7 @@ Command:  python -m experiments.papers.back_translation --data=PATH/multi30k --w
 """
 
 import gzip
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -74,13 +75,13 @@ def halve(folder: Path) -> None:
 
 
 def back_translate(folder: Path, seed: int) -> float:
-    """Write the sources of the German lines, plain and tagged, and return the minutes that it took."""
+    """Write the sources of the German lines, plain and tagged, and return the minutes that it took the first time."""
     reverse, written = folder / f"reverse-{seed}", folder / f"written-{seed}.en"
     into_english = {"data.source_language": "de", "data.target_language": "en"}
     minutes = trained(folder, "reverse", seed, REVERSE.value, into_english).minutes
-    started = time.monotonic()
-    if all((folder / f"{kind}-{seed}" / "results.json").exists() for kind in (BACK, TAGGED)):
-        return minutes  # both have read them
+    started, spent = time.monotonic(), folder / f"written-{seed}.minutes"
+    if all((folder / f"{kind}-{seed}" / "results.json").exists() for kind in (BACK, TAGGED)):  # both have read them
+        return minutes + (float(spent.read_text()) if spent.exists() else math.nan)
     words = ["--mode=predict", "--resume", f"--workdir={reverse}"]
     if code := front.main(["jformer", *words, f"--input={folder / 'alone.de'}", f"--output={written}"]):
         raise SystemExit(code)
@@ -90,7 +91,9 @@ def back_translate(folder: Path, seed: int) -> float:
         corpus.mkdir(exist_ok=True)
         (corpus / "train.en").write_text("".join(tag + source for source in sources), encoding="utf-8")
         (corpus / "train.de").write_text((folder / "alone.de").read_text(encoding="utf-8"), encoding="utf-8")
-    return minutes + (time.monotonic() - started) / 60
+    if not spent.exists():
+        spent.write_text(str((time.monotonic() - started) / 60))
+    return minutes + float(spent.read_text())
 
 
 def score(folder: Path, kind: str, seed: int) -> Score:

@@ -65,7 +65,7 @@ class Examples(NamedTuple):
 
 def main(_: list[str]) -> None:
     """Print the tables, and draw heads and layers."""
-    if smoke_sizes(pairs=8, points=2):
+    if smoke_sizes(pairs=8, points=2) and not (Path(WORKDIR.value) / "results.json").exists():
         from configs import quickstart
 
         results_of(quickstart, Path(WORKDIR.value), small_run(2))

@@ -26,7 +26,7 @@ from jformer.storage import replace_content
 
 SCHEMA = 1  # of config.json
 LARGEST = 2**31  # exclusive limit of sizes and counts: JAX and sentencepiece use signed 32-bit integers
-LARGEST_SEED = 2**32  # exclusive limit of seeds and of integers given for floats
+LARGEST_SEED = 2**32  # exclusive limit of seeds
 LARGEST_FLOAT = 3.4e38  # what float32 can hold
 SEEDS = ("seed", "decode.seed")
 WANTED = {int: "a whole number", float: "a finite number", str: "a text", bool: "a bool, True or False"}
@@ -143,14 +143,15 @@ def _typed(kind: Any, value: Any, key: str) -> Any:
     if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):
         item = typing.get_args(kind)[0]
         return tuple(_typed(item, v, f"{key}[{i}]") for i, v in enumerate(value))
-    limit = LARGEST if kind is int and key not in SEEDS else LARGEST_SEED
-    if type(value) is int and kind in (int, float) and not -limit < value < limit:
-        shown = value if abs(value) < 10**40 else f"about 10**{int(value.bit_length() * math.log10(2))}"
+    limit = LARGEST_SEED if key in SEEDS else LARGEST
+    is_huge = type(value) is int and abs(value) >= 10**40
+    shown = f"about 10**{int(value.bit_length() * math.log10(2))}" if is_huge else value
+    if kind is int and type(value) is int and not -limit < value < limit:
         raise UserError(f"{key}={shown} must be {f'below {limit}' if value > 0 else f'above {-limit}'}")
+    if kind is float and type(value) in (int, float) and LARGEST_FLOAT < abs(value) < math.inf:
+        raise UserError(f"{key}={shown} must be at most {LARGEST_FLOAT}, which float32 can hold")
     if kind is float and type(value) is int:
         return float(value)
-    if kind is float and type(value) is float and LARGEST_FLOAT < abs(value) < math.inf:
-        raise UserError(f"{key}={value} must be at most {LARGEST_FLOAT}, which float32 can hold")
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         whole = kind is int and type(value) is float and value.is_integer() and abs(value) < limit
         wanted = WANTED.get(kind, "a section of options" if dataclasses.is_dataclass(kind) else "a list")

@@ -110,11 +110,15 @@ def nearest_key(key: str, known: Mapping[str, object]) -> str:
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     """Set the keys of --config.section.key=value arguments, and allow the import of the parts that they name.
 
-    Each value is converted to the type of the default it replaces.
+    Each value is converted to the type of the default it replaces; nothing after the = is an empty tuple.
     """
     keys = [argument.partition("config.")[2].partition("=")[0] for argument in arguments]
     known = options.flatten(config.to_dict())
     check_keys(keys, known)
+    arguments = [
+        f"{each}()" if each.endswith(f"{key}=") and isinstance(known[key], tuple) else each
+        for key, each in zip(keys, arguments, strict=True)
+    ]
     for key, argument in zip(keys, arguments, strict=True):
         if type(known[key]) is int:
             _check_whole(key, argument.partition("=")[2])

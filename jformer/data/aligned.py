@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jformer.data.corpus import Example, PairEncoder, Side
 from jformer.data.sources.split import Pair
-from jformer.data.tokenizers import FastTokenizer, Tokenizer, unprefixed
+from jformer.data.tokenizers import ByteTokenizer, FastTokenizer, ListTokenizer, Tokenizer, unprefixed
 from jformer.errors import UserError
 
 WORDS_CUT = "words cut to the limit"
@@ -27,16 +27,24 @@ def encode_words(tokenizer: Tokenizer, texts: Sequence[Sequence[str]]) -> list[t
     """Return the tokens of every text, given as words, without a prefix, and the index of each word's first token.
 
     A word without tokens, such as a lone control character, becomes the unknown token. If the second word has the
-    subwords `un` `like` `ly`, ["very", "unlikely"] becomes ([7, 11, 12, 13], [0, 1]).
+    subwords `un` `like` `ly`, ["very", "unlikely"] becomes ([7, 11, 12, 13], [0, 1]). Characters and bytes do not tell
+    words apart: there each but the last ends in a space.
     """
-    space = " " * (isinstance(tokenizer, FastTokenizer) and tokenizer.marks_spaces)
-    encoded = iter(unprefixed(tokenizer)([space + word for words in texts for word in words]))
+    before = " " * (isinstance(tokenizer, FastTokenizer) and tokenizer.marks_spaces)
+    after = " " * spells_spaces(tokenizer)
+    spaced = [before + word + after * (i < len(words)) for words in texts for i, word in enumerate(words, start=1)]
+    encoded = iter(unprefixed(tokenizer)(spaced))
     found = []
     for words in texts:
         pieces = [list(next(encoded)) or [max(tokenizer.symbols.unk, 0)] for _ in words]
         starts = list(accumulate(map(len, pieces), initial=0))[:-1]
         found.append(([i for piece in pieces for i in piece], starts))
     return found
+
+
+def spells_spaces(tokenizer: Tokenizer | None) -> bool:
+    """Return whether the tokens of a text are its characters or bytes, spaces included."""
+    return isinstance(tokenizer, ByteTokenizer) or (isinstance(tokenizer, ListTokenizer) and tokenizer.kind == "char")
 
 
 def encode_chunks(side: Side, texts: Sequence[Sequence[str]]) -> list[list[Chunk]]:
@@ -54,7 +62,10 @@ def encode_chunks(side: Side, texts: Sequence[Sequence[str]]) -> list[list[Chunk
     found = []
     for ids, starts in encode_words(side.tokenizer, texts):
         words = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=False)]
-        found.append([_chunk(before, group, after, room) for group in _groups(words, room)])
+        groups = _groups(words, room)
+        for group in groups[:-1]:  # each is a text of its own, which does not end in a space
+            group[-1] = group[-1][: len(group[-1]) - spells_spaces(side.tokenizer)]
+        found.append([_chunk(before, group, after, room) for group in groups])
     return found
 
 
@@ -88,6 +99,7 @@ class TagEncoder(PairEncoder):
     def fingerprint(self) -> str:
         """Identify everything that the token arrays depend on, besides the text."""
         words = "words without prefix" if getattr(self.source.tokenizer, "prefix", "") else "words"
+        words += " and spaces" * spells_spaces(self.source.tokenizer)
         return hashlib.sha256(f"{words} {super().fingerprint()}".encode()).hexdigest()
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:

@@ -160,11 +160,26 @@ class Side:
         return [*first, *(token for other in others for token in (self.symbols.eos, *self.symbols.between, *other))]
 
     def cut(self, sequence: Sequence[int]) -> Sequence[int]:
-        """Cut a sequence to the limit, keeping the end symbol and the symbols after it."""
+        """Cut a sequence to the limit, of `parts` the longest first; the end symbol and those after it are kept."""
         if len(sequence) <= self.max_length:
             return sequence
-        _, after = self.around
+        before, after = self.around
+        if self.parts:
+            sequence = [*before, *self._shortened(sequence[len(before) : len(sequence) - len(after)])]
         return [*sequence[: self.max_length - len(after)], *after]
+
+    def _shortened(self, texts: Sequence[int]) -> list[int]:
+        """Return joined texts cut to the limit, the longest first, so that each of a pair keeps at least its share."""
+        joint = [self.symbols.eos, *self.symbols.between]
+        ends = [i for i in range(len(texts)) if [*texts[i : i + len(joint)]] == joint]
+        starts = [0, *(end + len(joint) for end in ends)]
+        parts = [texts[start:end] for start, end in zip(starts, [*ends, len(texts)], strict=True)]
+        room = self.max_length - sum(map(len, self.around)) - len(joint) * (len(parts) - 1)
+        kept = list(parts)
+        for rank, i in enumerate(sorted(range(len(parts)), key=lambda i: len(parts[i]))):
+            kept[i] = parts[i][: max(0, room // (len(parts) - rank))]
+            room -= len(kept[i])
+        return self._joined(kept)
 
     def pieces(self, sequence: Sequence[int]) -> list[Sequence[int]]:
         """Return consecutive pieces within the limit, with the side's symbols around each of them."""
@@ -210,7 +225,8 @@ class PairEncoder:
 
     def fingerprint(self) -> str:
         """Identify everything that the token arrays depend on, besides the text."""
-        parts = [self.source.fingerprint(), self.target.fingerprint(), self.overlong, self.reads, FORMAT]
+        overlong = "longest part cut" if self.overlong == "cut" and self.source.parts else self.overlong
+        parts = [self.source.fingerprint(), self.target.fingerprint(), overlong, self.reads, FORMAT]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[Example]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from jformer.data.aligned import encode_words
+from jformer.data.aligned import encode_words, spells_spaces
 from jformer.data.corpus import FORMAT, Example, Side
 from jformer.data.sources.split import Pair
 from jformer.data.text import MARKS
@@ -103,6 +103,7 @@ class SpanEncoder:
     def fingerprint(self) -> str:
         """Identify everything that the arrays depend on besides the text."""
         spans = "spans without prefix" if getattr(self.tokenizer, "prefix", "") else "spans 2"
+        spans += " and spaces" * spells_spaces(self.tokenizer)
         parts = [self.tokenizer.fingerprint, self.max_length, self.stride, self.overlong, spans, FORMAT]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 

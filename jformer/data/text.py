@@ -272,9 +272,9 @@ def decode(text: bytes, invalid: str = "refuse") -> str:
 def admit(text: str, counts: Counter[str], invalid: str = "refuse", lines: bool = False) -> str:
     """Return a text cleaned up to be one line of a pair, counting every change.
 
-    A trailing carriage return (of a CRLF) is removed; a line feed becomes a space unless the text may have several
-    `lines`; other separators stay. NUL and lone surrogates become U+FFFD, or raise ValueError, for the caller to add
-    the place.
+    A trailing carriage return is removed. A text that may have several `lines` ends them with line feeds; elsewhere
+    each character of a line break becomes a space. Other separators stay. NUL and lone surrogates become U+FFFD, or
+    raise ValueError, for the caller to add the place.
     """
     if not _SUSPECT.search(text):
         return text
@@ -283,8 +283,9 @@ def admit(text: str, counts: Counter[str], invalid: str = "refuse", lines: bool 
             raise ValueError(f"{fault}; remove it")
         text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
         counts[INVALID_REPLACED] += 1
-    if text.endswith("\r"):
-        text = text.removesuffix("\r")
+    if "\r\n" in text or text.endswith("\r"):
+        # Where a line feed becomes a space so does its carriage return: places in the text stay as they are.
+        text = text.replace("\r\n", "\n" if lines else " \n").removesuffix("\r")
         counts[CARRIAGE_RETURNS_REMOVED] += 1
     if "\n" in text and not lines:
         text = text.replace("\n", " ")

@@ -36,6 +36,7 @@ class Rules(NamedTuple):
     prefix_length: Int[Array, " b"] | None = None
     prompt: Int[Array, "b p"] | None = None  # the tokens before the search: they count for repetition only
     prompt_length: Int[Array, " b"] | None = None
+    of_text: bool = False  # the prompt is a text: an end symbol in front (the BOS of GPT-2) is not part of it
     last: Int[Array, " b"] | None = None  # the index of the token that must be the end symbol, at no cost; None = none
     renormalize: bool = False  # after the other rules: the probabilities of what may come next sum to 1
 
@@ -48,7 +49,8 @@ class Rules(NamedTuple):
 def initial_history(rules: Rules, sentences: int, beams: int, room: int) -> Int[Array, "rows h"] | None:
     """Return the tokens before a search of `room` steps, newest last after padding; None if no rule reads them.
 
-    End symbols after the first token, as of a source that the search continues (prefix_lm), do not count as written.
+    In a text that is continued no end symbol counts as written, not that of the source in prefix_lm either; elsewhere
+    only one that stands first does.
 
     >>> rules = Rules(eos=2, pad=0, no_repeat_ngram=2, prompt=jnp.array([[7, 8, 0]]), prompt_length=jnp.array([2]))
     >>> initial_history(rules, sentences=1, beams=2, room=3).tolist()
@@ -61,7 +63,7 @@ def initial_history(rules: Rules, sentences: int, beams: int, room: int) -> Int[
         width = rules.prompt.shape[1]
         indices = jnp.arange(width) - width + rules.prompt_length[:, None]  # [b p], negative where padding goes
         prompt = jnp.take_along_axis(rules.prompt, jnp.maximum(indices, 0), axis=1)
-        is_end = (prompt == rules.eos) & (indices > 0)
+        is_end = (prompt == rules.eos) & ((indices > 0) | rules.of_text)
         prompt = jnp.where((indices >= 0) & ~is_end, prompt, rules.pad)
         history = jnp.concatenate([history, prompt], axis=1)
     return jnp.repeat(history, beams, axis=0)  # [b h] → [rows h]

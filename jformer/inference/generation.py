@@ -401,6 +401,7 @@ def _rules(setup: SearchSetup, batch: SearchBatch) -> Rules:
         prefix_length=batch.get("prefix_length"),
         prompt=batch["prompt"],
         prompt_length=batch["prompt_length"],
+        of_text=models[0].config.family == "decoder",
         last=batch["limit"] - 1 + is_cut if options.forced_end else None,
         renormalize=options.renormalize,
     )

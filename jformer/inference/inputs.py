@@ -20,7 +20,16 @@ from jformer.data.pipeline import Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.text import BREAKS
-from jformer.data.tokenizers import NUM_SYMBOLS, ImageTokenizer, Symbols, Tokenizer, beginning, closed, spellings
+from jformer.data.tokenizers import (
+    NUM_SYMBOLS,
+    ImageTokenizer,
+    Symbols,
+    Tokenizer,
+    beginning,
+    closed,
+    spellings,
+    unprefixed,
+)
 from jformer.data.vocabularies import directed
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
@@ -156,7 +165,11 @@ class Inputs:
             ids = next(encoded)
             self.counts[UNKNOWN] += self.side.symbols.unk in ids
             parts = self._fit(ids, request)
-            texts = [request.text] if len(parts) == 1 else map(self.tokenizers[0].decode, parts)
+            prefix = getattr(self.tokenizers[0], "prefix", "")  # the text of a single piece has none either
+            whole = len(parts) == 1
+            texts = (
+                [request.text] if whole else [self.tokenizers[0].decode(part).removeprefix(prefix) for part in parts]
+            )
             both = enumerate(zip(parts, texts, strict=True))
             line, languages = request.line, request.languages
             yield [Piece(part, line, languages=languages, text=text, part=i) for i, (part, text) in both]
@@ -174,8 +187,13 @@ class Inputs:
     def _fit(self, ids: Sequence[int], request: Request) -> list[Sequence[int]]:
         limit = self.side.max_length
         if self.continues:  # BOS comes first
-            self.counts[CUT] += len(ids) >= limit
-            return [ids[max(0, len(ids) - limit + 1) :]]
+            if len(ids) < limit:
+                return [ids]
+            self.counts[CUT] += 1
+            most = limit - 1
+            if self.max_positions:  # some of them are left for the output
+                most = min(most, self.max_positions - min(int(self._limit(0)), self.max_positions // 2))
+            return [ids[len(ids) - most :]]
         if len(ids) <= limit or self.options.overlong == "cut":
             self.counts[CUT] += len(ids) > limit
             return [self.side.cut(ids)]
@@ -193,7 +211,7 @@ class Inputs:
         ends = [0, *(found.end() for found in breaks[0].finditer(text)), len(text)]
         parts = [text[a:b] for a, b in pairwise(ends) if text[a:b].strip()]
         groups, size = [""], len(around)
-        for part, tokens in zip(parts, map(len, side.tokenizer.encode(parts)), strict=True):
+        for part, tokens in zip(parts, map(len, unprefixed(side.tokenizer)(parts)), strict=True):
             if groups[-1] and size + tokens > side.max_length:
                 groups, size = [*groups, ""], len(around)
             groups[-1], size = groups[-1] + part, size + tokens
@@ -325,6 +343,8 @@ class Inputs:
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         shape = Shape(rows, min(longest, self.encoder.source.max_length), target)
         arrays = self._features(sources, targets, shape)
+        if self.continues:  # each target is a text of its own, whatever data.piece_start says of pieces
+            arrays["target_in"][:, 0] = self.symbols.bos
         refuse_foreign_ids(arrays, self._id_limits, "the text to score")
         return arrays
 

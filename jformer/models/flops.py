@@ -170,7 +170,8 @@ def frozen_parts(model: ModelConfig, sizes: Mapping[str, int], frozen: Collectio
 def update_flops(model: ModelConfig, work: Work, frozen: Mapping[str, Frozen] | None = None) -> int:
     """Return the FLOPs of a forward and a backward pass; `frozen` is from `frozen_parts`; None = all is trained.
 
-    A product has two gradients of the same cost; recomputation by remat is not counted.
+    A product has two gradients of the same cost, that of patches only one, as images need none; recomputation by remat
+    is not counted.
     """
     frozen = frozen or {}
     forward = forward_flops(model, work)
@@ -179,10 +180,10 @@ def update_flops(model: ModelConfig, work: Work, frozen: Mapping[str, Frozen] | 
     alone = work._replace(source_pairs=0, target_pairs=0, cross_pairs=0)
     kernels = forward_flops(model, alone) if frozen else {}  # products with kernels, without those of attention
     kernels = {"": sum(kernels.values())} if "" in frozen else kernels
-    total = 3 * sum(forward.values())
+    total = 3 * sum(forward.values()) - forward.get("patches", 0)
     for part in frozen.keys() & forward.keys():
         total -= round(frozen[part].kernels * kernels[part])
-        total -= (2 * forward[part] - kernels[part]) * frozen[part].inputs
+        total -= (2 * forward[part] - kernels[part]) * (frozen[part].inputs and part != "patches")
     return total
 
 

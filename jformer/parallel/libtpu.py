@@ -7,6 +7,7 @@ from pathlib import Path
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 GOOGLE = "0x1ae0"  # PCI vendor of TPUs, which JAX also looks for
+NO_TPUS = ("0x001f", "0x0042")  # of the same vendor: disks and network cards of virtual machines
 SETTINGS = {  # with these it does not query a metadata server, which is not there
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may be compiling with it
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # does not affect the slices that programs are compiled for
@@ -29,5 +30,7 @@ def silence_libtpu() -> None:
 
 
 def has_tpu() -> bool:
-    """Return whether a Google device is on the PCI bus."""
-    return any(vendor.read_text().strip() == GOOGLE for vendor in PCI_DEVICES.glob("*/vendor"))
+    """Return whether a TPU is on the PCI bus."""
+    vendors = PCI_DEVICES.glob("*/vendor")
+    found = [path.with_name("device") for path in vendors if path.read_text().strip() == GOOGLE]
+    return any(path.read_text().strip() not in NO_TPUS for path in found)

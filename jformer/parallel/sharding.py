@@ -6,6 +6,7 @@ devices.
 Letters in shapes: a microbatches, b rows, t positions, · any further axes.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -107,8 +108,9 @@ def parameter_shardings(mesh: Mesh, params: PyTree, whole: Sequence[str] = ()) -
 def state_shardings(mesh: Mesh, state: PyTree) -> PyTree:
     """Return the shardings of a state with `params`; moments and moving averages are split like their parameters.
 
-    They are matched by their paths, which end in the whole path of a parameter, and by their shapes. The rest is
-    replicated: counters, and Adafactor's statistics of rows and columns, which have a parameter's path, not its shape.
+    They are matched by their paths, which hold the whole path of a parameter, and by their shapes: at the end, or
+    before the names of a state of its own (`training.optim.per_layer`). The rest is replicated: counters, and
+    Adafactor's statistics of rows and columns, which have a parameter's path, not its shape.
     """
     shapes = jax.tree_util.tree_leaves_with_path(state.params)
     shardings = jax.tree.leaves(parameter_shardings(mesh, state.params))
@@ -116,11 +118,11 @@ def state_shardings(mesh: Mesh, state: PyTree) -> PyTree:
 
     def like_its_parameter(path: Any, leaf: Any) -> NamedSharding:
         parts = _name(path).split("/")
-        for start in range(len(parts)):  # the longest suffix first, as one path may end in another
-            name = "/".join(parts[start:])
-            if (name, leaf.shape) in known:
-                return known[name, leaf.shape]
-        return replicated(mesh)
+        places = itertools.product(range(len(parts)), range(len(parts), 0, -1))
+        names = (
+            "/".join(parts[start:end]) for start, end in places
+        )  # the one that begins first, as one may hold another
+        return next((known[name, leaf.shape] for name in names if (name, leaf.shape) in known), replicated(mesh))
 
     return jax.tree_util.tree_map_with_path(like_its_parameter, state)
 

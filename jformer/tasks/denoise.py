@@ -28,7 +28,7 @@ from jformer.tasks.noise import (
     surrounded,
 )
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
+from jformer.tasks.task import NO_TEXTS, NOTHING, Task, refuse, token_loss, token_scores
 
 BothSymbols = tuple[Symbols, Symbols]
 """The symbols of the source's vocabulary and of the target's."""
@@ -43,7 +43,7 @@ def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
     Raises UserError for unsupported options, and later if the limit leaves no room for a token.
     """
-    refuse("denoise", data, tokenizer="image", source=("images", "captions"))
+    refuse("denoise", data, tokenizer="image", source=NO_TEXTS)
     longest = data.max_target_length - 1
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:

@@ -15,7 +15,7 @@ from jformer.data.vocabularies import VocabularySpec
 from jformer.tasks.features import OURS, target_arrays, without_noise
 from jformer.tasks.metrics import Scores
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import NOTHING, Task, refuse, token_loss, token_scores
+from jformer.tasks.task import NO_TEXTS, NOTHING, Task, refuse, token_loss, token_scores
 
 
 def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
@@ -25,7 +25,7 @@ def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     the text; the first tokens of a piece have little context (none with piece_start 'bos', one token with 'previous'),
     which makes the figure an upper bound. An answer begins with BOS in either case.
     """
-    refuse("lm", data, tokenizer="image", source=("images", "captions"))
+    refuse("lm", data, tokenizer="image", source=NO_TEXTS)
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
         return PairEncoder(NOTHING, Side(target, data.max_target_length), "split" if evaluating else data.overlong)

@@ -16,7 +16,7 @@ from jformer.tasks.features import OURS, fill_rows, source_arrays
 from jformer.tasks.metrics import Scores
 from jformer.tasks.noise import mask_tokens, noised
 from jformer.tasks.sums import Sums
-from jformer.tasks.task import MASKS, NOTHING, Task, refuse, token_loss, token_scores
+from jformer.tasks.task import MASKS, NO_TEXTS, NOTHING, Task, refuse, token_loss, token_scores
 
 
 def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
@@ -24,7 +24,7 @@ def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
     The text is the target of an example, as in all tasks of one text; the model reads it on its source side.
     """
-    refuse("mlm", data, overlong="split", tokenizer="image", source=("images", "captions"))
+    refuse("mlm", data, overlong="split", tokenizer="image", source=NO_TEXTS)
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:
         side = Side(source, data.max_source_length, begin=True)

@@ -40,6 +40,7 @@ KEPT = 16  # losses in the cache
 
 ADAPTER = "adapter"  # the name of an adapter's own parameters beside those of the model
 NOTHING = Side(None, max_length=1)  # a side without text
+NO_TEXTS = ("images", "captions", "labelled", "conll", "squad")  # data.source without texts to model
 
 
 class MakeEncoder(Protocol):

@@ -20,13 +20,14 @@ from jaxtyping import PyTree
 from jformer.config.options import Config
 from jformer.models import init_params
 from jformer.models.model import Model
+from jformer.models.parts import split
 from jformer.parallel.backend import target
 from jformer.parallel.mesh import FSDP
 from jformer.parallel.sharding import abstract_like, device_bytes, state_shardings
 from jformer.tasks.split_loss import EvalStep
 from jformer.tasks.task import Task, make_loss
 from jformer.training.optim import build_optimizer
-from jformer.training.state import TrainState, as_items, create_state
+from jformer.training.state import TrainState, create_state
 from jformer.training.step import TrainStep, make_train_step
 
 LOOPS = ("scan", "while")
@@ -51,8 +52,11 @@ class UpdateMemory(NamedTuple):
         return f"{sum(self) / 2**20:,.1f} MiB a device: " + ", ".join(parts)
 
 
-def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tuple[TrainStep, TrainState]:
-    """Return the compiled update of a run and the shapes of its state, with their shardings; nothing is allocated."""
+def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tuple[TrainStep, TrainState, PyTree]:
+    """Return the compiled update of a run, its state as shapes with shardings, and which parameters are frozen.
+
+    Nothing is allocated.
+    """
     optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
     ema_decay = config.train.ema_decay
     create = functools.partial(create_state, tx=optimizer.transform, ema=bool(ema_decay), base=optimizer.base)
@@ -60,11 +64,13 @@ def abstract_update(config: Config, task: Task, model: Model, mesh: Mesh) -> tup
     state = abstract_like(state, state_shardings(mesh, state))
     loss = make_loss(model, task.loss, config.optim.r_drop)
     tx, frozen, keeps_finite = optimizer.transform, optimizer.frozen, optimizer.keeps_finite
-    return make_train_step(loss, tx, mesh, config.seed, ema_decay, frozen, keeps_finite), state
+    return make_train_step(loss, tx, mesh, config.seed, ema_decay, frozen, keeps_finite), state, frozen
 
 
-def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> UpdateMemory:
+def update_memory(train_step: TrainStep, state: TrainState, frozen: PyTree, batch: PyTree) -> UpdateMemory:
     """Return the memory of the compiled update of `make_train_step`; state and batch may be shapes with shardings.
+
+    `frozen` marks parameters without a gradient, as in `make_train_step`.
 
     Tracing is shared with the first update of these shapes and shardings, so that a run pays for it only once. The
     activation memory that the mesh axis `tensor` saves is not subtracted.
@@ -77,7 +83,7 @@ def update_memory(train_step: TrainStep, state: TrainState, batch: PyTree) -> Up
         parameters=parameters,
         optimizer=optimizer,
         average=average,
-        gradients=device_bytes(as_items(state)["params"]),
+        gradients=device_bytes(split(state.params, frozen)[0]),
         activations=activations,
         batch=rows,
     )

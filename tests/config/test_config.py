@@ -196,8 +196,9 @@ def test_a_model_of_texts_needs_its_number_of_tokens():
 
 
 def test_whole_numbers_are_floats_too():
-    config = resolve(with_values({"optim.learning_rate": 3}))
+    config = resolve(with_values({"optim.learning_rate": 3, "train.peak_flops": 989 * 10**12}))
     assert isinstance(config.optim.learning_rate, float)
+    assert config.train.peak_flops == 989e12
 
 
 RANGES = [

@@ -15,7 +15,8 @@ def test_the_tokens_of_each_word_stand_from_its_start_to_the_next(kind):
     for text, (ids, starts) in zip(words, encode_words(tokenizer, words), strict=True):
         ends = [*starts[1:], len(ids)]
         found = [tokenizer.decode(ids[start:end]) for start, end in zip(starts, ends, strict=False)]
-        assert found == text
+        assert [word.rstrip() for word in found] == text
+        assert tokenizer.decode(ids) == " ".join(text)
 
 
 def test_a_word_without_tokens_is_the_unknown_one():
@@ -25,14 +26,14 @@ def test_a_word_without_tokens_is_the_unknown_one():
 
 
 def test_chunks_end_between_words_and_only_a_long_word_is_cut():
-    tokenizer = learn("char", ["abcdefg"], 20, "identity", False)
-    ids = {letter: tokenizer.encode([letter])[0][0] for letter in "abcdefg"}
+    tokenizer = learn("char", ["abc defg"], 20, "identity", False)
+    ids = {letter: tokenizer.encode([letter])[0][0] for letter in "abcdefg "}
     side = Side(tokenizer, 5, begin=True)
     chunks, none = encode_chunks(side, [["ab", "c", "de", "abcdefg", "f"], []])
-    texts = ["abc", "de", "abc", "f"]
+    texts = ["ab", "c", "de", "abc", "f"]
     assert chunks == [
         Chunk([BOS, *(ids[letter] for letter in text), EOS], starts, cut)
-        for text, starts, cut in zip(texts, [[1, 3], [1], [1], [1]], [0, 0, 1, 0], strict=True)
+        for text, starts, cut in zip(texts, [[1]] * 5, [0, 0, 0, 1, 0], strict=True)
     ]
     assert none == []
     with pytest.raises(UserError, match=r"data\.max_source_length=2 holds 2 symbols and no token: raise it"):

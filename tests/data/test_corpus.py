@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import gzip
 import json
@@ -137,6 +138,29 @@ def test_a_cut_example_fills_its_limit_and_still_ends(tmp_path):
     corpus = open_corpus(Readings([Pair("x" * 30, "y" * 5)]).split, CUTTING, str(tmp_path))
     assert sentences(corpus.source) == [[*BYTES.encode(["x" * 9])[0], EOS]]
     assert texts(corpus.target) == ["y" * 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("aaaaaaaaaa\tbb", ["aaaa", "bb"]),
+        ("aa\tbbbbbbbbbb", ["aa", "bbbb"]),
+        ("aaaaaaaa\tbbbbbbbbbb", ["aaa", "bbb"]),
+        ("aaaaaaaaaa\tbb\tcccc", ["aa", "b", "cc"]),
+        ("aaaaaaaaaa", ["aaaaaaa"]),
+        ("aaa\tbbb", ["aaa", "bbb"]),
+    ],
+)
+def test_of_several_texts_the_longest_are_cut_first(text, left):
+    """As transformers' longest_first does: the question after a long passage is not lost."""
+    for between in ((), (EOS,)):  # as of BERT and of RoBERTa
+        tokenizer = copy.copy(BYTES)
+        tokenizer.symbols = BYTES.symbols._replace(between=between)
+        side = Side(tokenizer, 9 + len(between) * text.count("\t"), begin=True, parts=True)
+        first, *others = (BYTES.encode([part])[0] for part in left)
+        cut = side.cut(side.encode([text])[0])
+        assert cut == [BOS, *first, *(token for other in others for token in (EOS, *between, *other)), EOS]
+        assert len(cut) <= side.max_length
 
 
 def test_a_side_without_a_tokenizer_holds_nothing_and_its_text_is_not_missed(tmp_path):

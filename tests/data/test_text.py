@@ -68,6 +68,13 @@ def test_one_carriage_return_goes_and_others_stay():
     assert counts == {text.CARRIAGE_RETURNS_REMOVED: 1, text.SEPARATORS_KEPT: 1}
 
 
+def test_a_crlf_within_a_text_is_one_line_break():
+    counts = Counter()
+    assert admit("a\r\nb\r\n", counts, lines=True) == "a\nb\n"
+    assert admit("a\r\nb", counts) == "a  b"
+    assert counts == {text.CARRIAGE_RETURNS_REMOVED: 2, text.LINE_FEEDS_REPLACED: 1}
+
+
 def test_a_line_feed_within_a_text_becomes_a_space():
     counts = Counter()
     assert admit("a\nb\n", counts) == "a b "

@@ -142,3 +142,5 @@ def test_the_end_of_a_source_that_is_continued_has_not_been_written():
     rules = Rules(eos=EOS, pad=PAD, no_repeat_ngram=2, prompt=prompts, prompt_length=lengths)
     found = initial_history(rules, sentences=3, beams=1, room=1)
     assert found.tolist() == [[PAD] * 2 + [1, 4, 3, PAD], [PAD] * 3 + [1, 4, 3], [PAD] * 5 + [EOS]]
+    of_text = initial_history(rules._replace(of_text=True), sentences=3, beams=1, room=1)
+    assert of_text.tolist() == [*found.tolist()[:2], [PAD] * 6]

@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 
 import pytest
+from absl import app
 
 from experiments.accelerator import WEIGHTS, Table, reason, run_rows
 from experiments.checks import accelerator_rows
@@ -44,6 +45,20 @@ def test_a_row_that_fails_crashes_or_hangs_costs_itself_alone(tmp_path, capsys):
     assert table.rows[0]["ms"] == 1
     assert table.wrong == ["raises", "crashes", "is wrong", "is silent", "hangs"]
     assert len(capsys.readouterr().out.splitlines()) == len(table.rows)
+
+
+def test_a_later_command_adds_its_rows_to_those_found_before(tmp_path):
+    path, facts = tmp_path / "found.json", {"commit": "one"}
+    for rows in (["a", "b"], ["b", "c"]):
+        table = Table(path, facts)
+        for row in rows:
+            table.add(row, "x", f"of {rows}", True, 0.0)
+    assert [(row["row"], row["text"]) for row in json.loads(path.read_text())["rows"]] == [
+        ("a", "of ['a', 'b']"), ("b", "of ['b', 'c']"), ("c", "of ['b', 'c']"),
+    ]  # fmt: skip
+    assert {row["row"] for row in table.rows} == {"b", "c"}  # whose outcome counts
+    with pytest.raises(app.UsageError, match=r"has findings of .*'one'.*name another --output"):
+        Table(path, {"commit": "two"})
 
 
 def test_rows_without_time_are_named_and_are_not_wrong(tmp_path, capsys):

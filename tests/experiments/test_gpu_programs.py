@@ -44,6 +44,7 @@ def test_cells_are_kept_in_a_file_and_what_it_lacks_is_compiled(monkeypatch, tmp
         ("refused", "not this mesh"),
     ]
     assert outcomes([first, third], "h100", tmp_path / "cells", end=-math.inf).keys() == {first}
+    assert not outcomes([first, third], "a100", tmp_path / "cells", end=-math.inf)
     lines = [*tables(results, MESHES)]
     assert f"{' '.join(first)}: RuntimeError: no such program" in lines
     assert sum(line.count("0 / 0 / 1") + line.count("0 / 1 / 0") for line in lines) == 2

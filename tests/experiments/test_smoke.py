@@ -172,6 +172,14 @@ def test_half_written_sources_are_continued(folder):
 
 
 @pytest.mark.slow
+def test_results_of_other_options_are_not_printed_as_those_asked_for(folder):
+    found = results_of(quickstart, folder / "run", small_run(2))
+    assert results_of(quickstart, folder / "run", small_run(2)) == found
+    with pytest.raises(SystemExit, match=r"holds results of train\.num_steps=2, not 3: name another --workdir"):
+        results_of(quickstart, folder / "run", {**small_run(2), "train.num_steps": 3})
+
+
+@pytest.mark.slow
 def test_alignments_refuses_pieces_that_do_not_tell_words(folder):
     results_of(quickstart, folder / "run", small_run(2))  # characters
     done = started("alignments", folder)

@@ -23,9 +23,9 @@ def ids(text):
     return TOKENIZER.encode([text])[0]
 
 
-def inputs(task="translate", max_positions=None, limit=64, target_limit=None, **options):
+def inputs(task="translate", max_positions=None, limit=64, target_limit=None, piece_start="bos", **options):
     model = {"family": {"translate": "encdec", "lm": "decoder"}.get(task, "encoder")}
-    data = {"max_source_length": limit, "max_target_length": target_limit or limit}
+    data = {"max_source_length": limit, "max_target_length": target_limit or limit, "piece_start": piece_start}
     config = resolve({"task": task, "model": model, "data": {**data, "tokenizer": "char"}})
     made = build_task(config)
     sized = build_sized(config, made, (TOKENIZER, TOKENIZER)).config
@@ -187,6 +187,15 @@ def test_prompts_leave_room_among_the_positions():
     assert batch["limit"].tolist() == [9, 4, 0, 0]  # the last token is said, not read
 
 
+@pytest.mark.parametrize(("extra", "kept"), [(9, 11), (5, 15), (500, 10)])
+def test_a_prompt_that_is_cut_leaves_room_for_its_output(extra, kept):
+    reader = inputs("lm", max_positions=20, limit=20, max_extra_length=extra)
+    batch, _ = made(reader, Request("abcdefgh" * 3), Request("a" * 18))
+    assert (reader.counts[CUT], batch["prompt_length"].tolist()[:2]) == (1, [1 + kept, 19])
+    assert batch["prompt"][0, 1 : 1 + kept].tolist() == ids("abcdefgh" * 3)[-kept:]
+    assert batch["limit"].tolist()[:2] == [min(extra, 10), 2]
+
+
 def test_prefixes_and_constraints_come_in_few_widths():
     asked = [Request("a", "b" * 9), Request("a", constraints=("bc", "d")), Request("a")]
     batch, _ = made(inputs(), *asked)
@@ -210,6 +219,12 @@ def test_both_sides_of_a_pair_lie_as_in_training():
     assert batch["target_in"][0, :3].tolist() == [BOS, *ids("c"), BOS]
     assert batch["weights"].sum(axis=1).tolist() == [2, 2, 1, 0]
     assert inputs("lm").encode_pairs([("ignored", "ab")]) == [([], [*ids("ab"), EOS], False)]
+
+
+def test_each_text_to_score_is_a_whole_one_where_pieces_begin_with_the_token_before_them():
+    reader = inputs("lm", piece_start="previous")
+    sides = [EncodedPair([], ids("ab"), False), EncodedPair([], ids("cd"), False)]  # without an end
+    assert reader.pair_arrays(sides, 2)["target_in"][:, :2].tolist() == [[BOS, A], [BOS, A + 2]]
 
 
 def test_only_and_forbid_say_what_may_be_written():

@@ -142,7 +142,7 @@ def test_without_an_answer_the_first_window_is_looked_into():
     assert marks[0] & END
 
 
-WORDS = learn("char", ["abcdefgh"], 99, "identity", False)
+WORDS = learn("char", ["abcdefgh "], 99, "identity", False)
 TAGS = learn("tag", ["O B-x I-x"], 99, "identity", False)
 EACH = HeadConfig(num_classes=3, pooling="none")
 LSTM = RecurrentConfig("lstm", bidirectional=True)
@@ -213,7 +213,7 @@ def test_several_devices_give_the_tags_of_one(tagger, crf):
 
 @pytest.mark.parametrize("overlong", ["cut", "split"])
 def test_a_long_line_is_split_between_words_and_loses_none(tagger, overlong):
-    predictor = tagger(limit=8, overlong=overlong)
+    predictor = tagger(limit=10, overlong=overlong)
     ((whole,),) = predictor.generate(["abc def gh abcdefgh a"])
     parts = [predictor.generate([part])[0][0] for part in ("abc def", "gh", "abcdefgh", "a")]
     assert whole.text == " ".join(part.text for part in parts)

@@ -290,7 +290,7 @@ def test_a_slice_that_gcloud_cannot_be_asked_about_is_not_deleted(cloud):
     cloud.prepare(faults=[{"call": "describe", **CUT_OFF}] * 11)
     result = everything(cloud, "pass")
     assert result.returncode == 1
-    assert "slice may exist, and cost money: ask again" in result.stderr
+    assert "gcloud does not answer: slice may exist and cost money; see launch.sh status" in result.stderr
     assert not cloud.count("queued-resources", "delete")
 
 

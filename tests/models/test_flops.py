@@ -231,7 +231,9 @@ def test_an_update_costs_six_flops_for_each_parameter_and_token_and_its_attentio
 
 def traced_update_flops(model, frozen, source, target):
     """Return the FLOPs of the products of a loss and its gradients by what is trained."""
-    built, batch = build_model(model), jax.tree.map(jax.numpy.asarray, make_batch([source], [target]))
+    image = np.ones((1, *(model.vision.image_size,) * 2, model.vision.channels), np.uint8)
+    built = build_model(model)
+    batch = {**jax.tree.map(jax.numpy.asarray, make_batch([source], [target])), "image": image}
 
     def loss(trained, fixed):
         return jax.numpy.sin(built.apply({"params": join(trained, fixed)}, batch)).sum()  # no gradient is constant
@@ -250,6 +252,8 @@ def traced_update_flops(model, frozen, source, target):
         ("decoder", LoraConfig(rank=1), (), 0.1),  # factors are not counted: at this width they are not small
         ("nothing shared", LoraConfig(), ("^encoder", "embedding", "^source_input"), 0.05),  # gradients by the memory
         ("bahdanau", LoraConfig(), ("kernel$",), 0.1),
+        ("images", LoraConfig(), (), 0),
+        ("images", LoraConfig(), ("^patches", "^class_token"), 0),
     ],
 )
 def test_an_update_counts_no_gradient_of_what_is_frozen(name, lora, freeze, error):

@@ -19,7 +19,7 @@ from jformer.models.layers.matmul import jax_gradients
 from jformer.models.model_config import CHOICES, RelativeConfig
 from jformer.models.vision_config import VisionConfig
 from jformer.parallel.backend import Target, compiling_for
-from tests.conftest import TINY, run
+from tests.conftest import TINY, draw_params, make_batch, run
 from tests.models.reference import GATED, PLAIN, forward, random_params
 from tests.slow import slow_but
 
@@ -225,6 +225,20 @@ def test_a_prefix_is_refused_where_a_cache_could_not_score_it():
     batch = batch_of([draw_examples()[:1]])
     with pytest.raises(UserError, match="later keys in a cache, which target_prefix needs"):
         run(model, random_params(model), {**batch, "target_prefix": batch["target_positions"] < 2})
+
+
+def test_one_row_of_segments_is_that_of_both_texts_and_learns_from_both():
+    """As RoBERTa has it: a lookup of a second row would be out of the table."""
+    model = build_model(ModelConfig(**{**TINY, "family": "encoder"}, head=HeadConfig(num_classes=2, num_segments=1)))
+    batch, params = make_batch([5, 7], [1, 1]), draw_params(model)
+
+    def gradient(types):
+        rows = {**batch, "source_types": np.full_like(batch["source"], types)}
+        return jax.grad(lambda params: jnp.sin(model.apply({"params": params}, rows)).sum())(params)
+
+    first, second = (gradient(types)["input"]["segments"]["embedding"] for types in (0, 1))
+    assert np.abs(first).max() > 0
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("key", CHOICES)

@@ -13,19 +13,25 @@ from jformer.parallel import libtpu
 
 @pytest.fixture
 def environment(monkeypatch, tmp_path):
-    """Return the environment of a machine with libtpu, and what sets the vendor of its one device."""
+    """Return the environment of a machine with libtpu, and what sets the vendor and the kind of its one device."""
     variables = {}
     monkeypatch.setattr(libtpu, "find_spec", lambda name: name == "libtpu")
     monkeypatch.setattr(libtpu, "PCI_DEVICES", tmp_path)
     monkeypatch.setattr(libtpu, "NVIDIA_DRIVER", tmp_path)
     monkeypatch.setattr(libtpu, "os", SimpleNamespace(environ=variables))
     (tmp_path / "0000:00:04.0").mkdir()
-    return variables, (tmp_path / "0000:00:04.0" / "vendor").write_text
+
+    def put(vendor, kind="0x0063"):
+        for name, value in {"vendor": vendor, "device": kind}.items():
+            (tmp_path / "0000:00:04.0" / name).write_text(f"{value}\n")
+
+    return variables, put
 
 
-def test_it_is_silenced_where_there_is_no_tpu(environment):
-    variables, set_vendor = environment
-    set_vendor("0x8086\n")
+@pytest.mark.parametrize("device", [("0x8086",), ("0x1ae0", "0x0042")], ids=["another's", "Google's network card"])
+def test_it_is_silenced_where_there_is_no_tpu(environment, device):
+    variables, put = environment
+    put(*device)
     variables["TPU_WORKER_HOSTNAMES"] = "mine"
     libtpu.silence_libtpu()
     assert variables == {**libtpu.SETTINGS, "TPU_WORKER_HOSTNAMES": "mine"}
@@ -33,8 +39,8 @@ def test_it_is_silenced_where_there_is_no_tpu(environment):
 
 @pytest.mark.parametrize("given", [{}, {"JAX_PLATFORMS": ""}])
 def test_it_is_left_alone_where_there_is_a_tpu_or_a_choice(environment, given):
-    variables, set_vendor = environment
-    set_vendor("0x8086\n" if given else "0x1ae0\n")
+    variables, put = environment
+    put("0x8086" if given else "0x1ae0")
     variables.update(given)
     libtpu.silence_libtpu()
     assert variables == given

@@ -22,7 +22,7 @@ from jformer.parallel.sharding import (
     put_batch,
     state_shardings,
 )
-from jformer.training.optim import frozen_parameters, make_optimizer
+from jformer.training.optim import frozen_parameters, make_optimizer, per_layer
 from jformer.training.state import create_state
 
 SHAPES = {  # of a piece of a model, two layers
@@ -99,7 +99,23 @@ def test_moments_and_averages_lie_where_their_parameters_do(optimizer, freeze):
     assert jax.tree.map(lambda place: place.spec, places.ema) == specs
     split = [place.spec for place in jax.tree.leaves(places.opt_state) if place.spec != P()]
     trained = 4 - bool(freeze)  # of six, that are split at all
-    assert len(split) == (0 if optimizer == "adafactor" else 2 * trained)  # its statistics are of rows and columns
+    assert len(split) == trained * (1 if optimizer == "adafactor" else 2)  # at these sizes it has no rows and columns
+
+
+def test_statistics_of_rows_and_columns_are_replicated():
+    tx = make_optimizer(OptimConfig(optimizer="adafactor"), lambda step: 0.1, None)
+    params = {"self_attn": {"q": {"kernel": jnp.ones((256, 256))}}}
+    places = state_shardings(make_mesh(2, 2, 2), jax.eval_shape(lambda params: create_state(params, tx, False), params))
+    assert {place.spec for place in jax.tree.leaves(places.params)} != {P()}
+    assert {place.spec for place in jax.tree.leaves(places.opt_state)} == {P()}
+
+
+def test_moments_of_an_optimizer_of_each_parameter_lie_where_it_does():
+    tx = per_layer(optax.scale_by_adam())
+    state = jax.eval_shape(lambda params: create_state(params, tx, False), PARAMS)
+    places = state_shardings(make_mesh(2, 2, 2), state)
+    split = [place.spec for place in jax.tree.leaves(places.opt_state) if place.spec != P()]
+    assert len(split) == 2 * sum(place.spec != P() for place in jax.tree.leaves(places.params))
 
 
 def test_mesh_is_filled_up_and_refused_where_it_does_not_fit():

@@ -233,6 +233,19 @@ def test_ids_and_texts_are_theirs(kind, tmp_path):
     assert not texts, texts[:2]
 
 
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_languages_after_the_pieces_have_the_same_ids_there_and_here_after_an_export(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "ours").mkdir()
+    many_languages(tmp_path / "theirs")
+    found = TokenizerFiles(tmp_path / "theirs", "m2m_100", {})
+    ours = found.tokenizer("source", found.symbols("source", "en", 2), "")
+    assert vocabulary.write(tmp_path / "ours", "m2m_100", (ours, ours))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert found.ids.items() >= theirs.lang_token_to_id.items()
+    assert TokenizerFiles(tmp_path / "ours", "m2m_100", {}).ids == found.ids
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("normalization", ["identity", "nfkc"])
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char", "byte", "bpe with bytes"])

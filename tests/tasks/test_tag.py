@@ -33,7 +33,7 @@ def read_back(made):
                 assert (tokens[0], tokens[-1]) == (BOS, EOS)
                 starts = np.flatnonzero(weights)
                 ends = [*starts[1:], len(tokens) - 1]
-                words = [source.decode(tokens[s:e].tolist()) for s, e in zip(starts, ends, strict=True)]
+                words = [source.decode(tokens[s:e].tolist()).rstrip() for s, e in zip(starts, ends, strict=True)]
                 tags = target.decode((batch["target_out"][row][there][starts] + 4).tolist())
                 found.append(Pair(" ".join(words), tags))
         assert not batch["weights"][batch["source_segments"] == 0].any()

@@ -79,6 +79,7 @@ def test_models_get_the_rows_and_classes_that_the_task_needs(name, source, targe
     *((name, {"source": "captions"}) for name in TASKS if name != "caption"),
     *((name, {"tokenizer": "image"}) for name in TASKS),
     *((name, {"source": "images"}) for name in TASKS),
+    *((name, {"source": source}) for name in ("lm", "mlm", "denoise") for source in ("labelled", "conll", "squad")),
 ])  # fmt: skip
 def test_options_that_a_task_cannot_work_with_are_refused_by_their_key(name, options):
     make_task(name)

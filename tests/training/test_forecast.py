@@ -7,7 +7,7 @@ import pytest
 from jformer.config import resolve
 from jformer.errors import UserError
 from jformer.models import ExecutionConfig, ModelConfig
-from jformer.training.forecast import COMPILING, MIB, Forecast, check, compiled_layers, forecast
+from jformer.training.forecast import COMPILING, MIB, Forecast, check, compiled_layers, forecast, memory_lines
 from jformer.training.machine import Available
 from jformer.training.memory import UpdateMemory
 
@@ -54,19 +54,28 @@ def test_what_can_never_be_had_is_refused_with_a_key():
         r"up to 3,500 MiB .*, more than the 2,050 MiB of memory: raise train\.accumulation=1, lower data\.tokens_per"
     )
     with pytest.raises(UserError, match=remedy):
-        check(FOUND, there(2_050), resolve({}))
+        check(FOUND, there(2_050), resolve({}), True)
     with pytest.raises(UserError, match=r"the 1,400 MiB of memory: use a smaller model, or shard it over devices \(m"):
-        check(FOUND, there(1_400), resolve({}))
-    assert check(FOUND, there(2_100), resolve({}))  # the forecast may be too high by as much
+        check(FOUND, there(1_400), resolve({}), True)
+    assert check(FOUND, there(2_100), resolve({}), True)  # the forecast may be too high by as much
+
+
+def test_on_an_accelerator_only_the_compiler_knows_what_does_not_fit(monkeypatch):
+    monkeypatch.setattr("jformer.training.forecast.available", lambda device: there(1_400))
+    given = resolve({}), ModelConfig()
+    *_, warning = memory_lines(*given, mesh("gpu"), UPDATE, 0)
+    assert warning.startswith("warning: that may exceed the free memory: raise train.accumulation=1")
+    with pytest.raises(UserError, match=r"more than the 1,400 MiB of memory"):
+        [*memory_lines(*given, mesh("cpu"), UPDATE, 0)]
 
 
 @pytest.mark.parametrize("model", [{"execution": {"remat": "full"}}, {"recurrent": {"cell": "lstm"}}])
 def test_a_remedy_that_is_taken_or_that_the_model_lacks_is_not_named(model):
-    warning = check(FOUND, there(9_000, free=2_499), resolve({"model": model}))
+    warning = check(FOUND, there(9_000, free=2_499), resolve({"model": model}), True)
     assert warning.endswith("raise train.accumulation=1 or lower data.tokens_per_update=8192")
 
 
 def test_what_is_not_free_is_a_warning():
-    assert check(FOUND, there(9_000, free=2_500), resolve({})) == ""
-    warning = check(FOUND, there(9_000, free=2_499), resolve({}))
+    assert check(FOUND, there(9_000, free=2_500), resolve({}), True) == ""
+    warning = check(FOUND, there(9_000, free=2_499), resolve({}), True)
     assert warning.startswith("that may exceed the free memory: raise train.accumulation=1, lower data.tokens_per_up")

@@ -70,9 +70,9 @@ def test_a_loop_keeps_its_results_beside_what_its_body_makes():
     assert peak(lambda xs: jax.lax.scan(body, 0.0, xs)[1], jnp.ones((5, 16, 16))) == 5 * KIB + 2 * KIB
 
 
-def update(model, shape, mesh, *, ema=False):
-    """Return the compiled update of a translation model, and what it reads, as shapes."""
-    config = resolve({"train": {"ema_decay": 0.9 if ema else 0.0}})
+def update(model, shape, mesh, *, ema=False, freeze=()):
+    """Return the compiled update of a translation model, and what it reads, as shapes; and what is frozen."""
+    config = resolve({"train": {"ema_decay": 0.9 if ema else 0.0, "freeze": freeze}})
     return *abstract_update(config, build_task(config), build_model(model), mesh), abstract_batch(
         model, "text", shape, mesh
     )
@@ -92,8 +92,8 @@ MEDIUM = {"vocab_size": 500, "target_vocab_size": 500, "num_layers": 2, "d_model
     ids=["small", "medium"],
 )
 def test_prediction_is_within_15_percent_of_what_the_compiler_says(model, shape):
-    step, state, batch = update(model, shape, make_mesh(1))
-    predicted = sum(update_memory(step, state, batch))
+    step, state, frozen, batch = update(model, shape, make_mesh(1))
+    predicted = sum(update_memory(step, state, frozen, batch))
     found = step.trace(state, batch).lower().compile().memory_analysis()
     sizes = (found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes)
     assert predicted == pytest.approx(sum(sizes) - found.alias_size_in_bytes, rel=0.15)
@@ -125,6 +125,8 @@ def test_classes_of_memory_are_told_apart():
     assert four.average == 0
     assert four.batch == one.batch / 4
     assert four.activations < 0.3 * one.activations
+    frozen = update_memory(*update(model, shape, make_mesh(1), freeze=("encoder", "embedding")))
+    assert 0 < frozen.gradients < 0.7 * one.gradients
     assert str(four).startswith(f"{sum(four) / 2**20:,.1f} MiB a device: parameters {count / 2**20:,.1f}, optimizer ")
     assert "average" not in str(four)
 

@@ -21,6 +21,7 @@ COMMENTS = "comment lines skipped"
 DOCUMENTS = "document marks skipped"
 REPAIRED = "tags I-X that begin a span, made B-X"
 DOCUMENT = "-DOCSTART-"
+CONLL_U = 10  # columns, of which the first counts the words of a sentence, and the seventh names another of them
 BEGIN_OR_INSIDE = re.compile(r"O|[BI]-\S+")
 
 
@@ -38,7 +39,7 @@ def open_split(config: SourceConfig, split: str) -> Split:
     Where all tags are O, B-X or I-X, an I-X that follows no B-X or I-X begins a span and becomes B-X, which also reads
     IOB1 (Ramshaw and Marcus 1995) as IOB2. A pair is the words and the tags, each joined by spaces.
 
-    Raises UserError for a word without a tag, lines of unequal columns and words that contain white space.
+    Raises UserError for a word without a tag, lines of unequal columns, words that contain white space, and CoNLL-U.
     """
     (path,) = find(config.dir, split, [[f"{split}.conll"], [f"{split}.jsonl"]])
     tags = {tag for _, tags in _read(path, config.invalid, Counter()) for tag in tags}
@@ -94,6 +95,9 @@ def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Ta
             counts[COMMENTS] += 1
         else:
             cells = line.split("\t") if "\t" in line else line.split()
+            if not words and len(cells) == CONLL_U and cells[0] in ("1", "1-2") and re.fullmatch(r"\d+|_", cells[6]):
+                what = "looks like CoNLL-U, whose lines begin with a number and end in notes"
+                raise UserError(f"{path}:{number}: {what}: give a word and its tag, such as its columns 2 and 4")
             if fault := _fault_of(line, cells, columns):
                 raise UserError(f"{path}:{number}: {fault}")
             columns = len(cells)

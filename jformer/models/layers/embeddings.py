@@ -60,7 +60,7 @@ class InputEmbedding(nn.Module):
         elif is_own(c.positions):  # (positions [b t], config) → [b t d]
             x = x + plugins.find("model.positions", c.positions, {})(positions, c) * smaller
         if c.head.num_segments and types is not None:
-            x = x + self.segments(types)
+            x = x + self.segments(types if c.head.num_segments > 1 else jnp.zeros_like(types))  # RoBERTa has one row
         x = x.astype(c.dtype)
         x = self.norm(x) if c.embedding_norm else x
         return dropout(x, c.dropout if c.embedding_dropout else 0.0, dropout_key, Site.INPUT)

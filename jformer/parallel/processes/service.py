@@ -29,6 +29,7 @@ SILENT_SECONDS = (
     6.0  # plus a beat, after which a process is dead: before JAX, which knows no phase and takes 10 to 20 s
 )
 SILENT_BEATS = 3  # the same, once a process failed
+PAUSED_BEATS = 2  # between two looks; after more, this process itself was held by long work in C, or paused
 HEARTBEAT_SECONDS = 20  # of JAX's own heartbeat, for the cases that ours does not decide
 CONNECT_SECONDS = 60  # for JAX to connect processes that have met already
 LINGER_SECONDS = 2.0  # that process 0 stays, so that the others can read why
@@ -175,9 +176,12 @@ class Service:
 
     def _judge(self) -> None:
         """End all processes if one is dead or stuck, as process 0; end this one if process 0 does not answer."""
-        watch = PeerWatch([self.name(i) for i in range(self.count)])
+        watch, looked = PeerWatch([self.name(i) for i in range(self.count)]), time.monotonic()
         while not self._closing.wait(self._every):
-            silent = time.monotonic() - self._beaten
+            before, looked = looked, time.monotonic()
+            if looked - before > PAUSED_BEATS * self._every:  # no thread of this process ran, so none beat
+                self._beaten = looked
+            silent = looked - self._beaten
             if silent > (SILENT_BEATS * self._every if self._failed else SILENT_SECONDS + self._every):
                 self._ending.acquire()
                 line = f"{self.name(0)} is frozen or unreachable: no answer for {silent:.0f} s"

@@ -72,8 +72,8 @@ def estimate(
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
     check_heads(model, mesh)
     with compiling_for(target):
-        step, arguments = _update(config, task, model, shape, mesh)
-        return update_memory(step, *arguments)
+        step, state, frozen, batch = _update(config, task, model, shape, mesh)
+        return update_memory(step, state, frozen, batch)
 
 
 def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Mesh) -> Figures:
@@ -84,8 +84,8 @@ def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape,
         mesh: of the target devices, which may come from a topology.
     """
     with compiling_for(target_of(mesh.devices.flat[0])):
-        step, arguments = _update(config, task, model, shape, mesh)
-        return figures(_compile(step.lower(*arguments), mesh), mesh)
+        step, state, _, batch = _update(config, task, model, shape, mesh)
+        return figures(_compile(step.lower(state, batch), mesh), mesh)
 
 
 def compile_answer(
@@ -165,10 +165,10 @@ def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
     )
 
 
-def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Any) -> tuple[Any, tuple[Any, Any]]:
-    """Return the update and the shapes of its state and batch, sharded over a mesh."""
-    step, state = abstract_update(config, task, build_model(model), mesh)
-    return step, (state, abstract_batch(model, task.answer, shape, mesh, config.train.accumulation))
+def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Any) -> tuple[Any, Any, Any, Any]:
+    """Return what `abstract_update` returns, and the shapes of the batch, sharded over a mesh."""
+    batch = abstract_batch(model, task.answer, shape, mesh, config.train.accumulation)
+    return *abstract_update(config, task, build_model(model), mesh), batch
 
 
 def _compile(lowered: jax.stages.Lowered, mesh: Mesh) -> jax.stages.Compiled:

@@ -131,14 +131,16 @@ def _attended_in_rows(computation: Computation, each: Instruction, causal: bool,
 
 
 def _attended_by_cudnn(computation: Computation, each: Instruction, once: bool) -> int:
-    """Return the FLOPs of attention in cuDNN; a causal one skips the pairs above the diagonal."""
+    """Return the FLOPs of attention in cuDNN; a causal one skips the pairs above the diagonal and before its window."""
     found = SCORES.search(each.attributes)
     if not found:  # a convolution, of which our models on GPUs have none, or a norm
         return 0
     b, h, t, s = (int(size) for size in re.findall(r"\d+", found[1]))
     q = math.prod(computation[each.operands[0]].leaves[0].dims)
     causal = t == s and not once and re.search(r'"mask_type":\s*"\w*CAUSAL', each.attributes)
-    pairs = t * (t + 1) // 2 if causal else t * s
+    window = re.search(r'"sliding_window_length":\s*"?([1-9]\d*)', each.attributes)
+    w = min(t, int(window[1])) if window else t
+    pairs = t * w - w * (w - 1) // 2 if causal else t * s
     backward = "Backward" in each.attribute("custom_call_target")
     return 2 * b * h * pairs * (q // (b * h * t)) * (ATTENTION_PRODUCTS[backward] - (once and backward))
 

@@ -123,7 +123,7 @@ def flops_table(config: Config, model: ModelConfig) -> list[list[str]]:
     lengths = [1] if model.family == "vit" else [*(length for length in LENGTHS if length < longest), longest]
     columns, work = [], text_work(longest, longest)
     times = update_flops(model, work, untrained_parts(config, model)) / sum(forward_flops(model, work).values())
-    total = f"total; an update takes about {'three' if times == 3 else f'{times:.1f}'} times that"
+    total = f"total; an update takes about {'three' if round(times, 1) == 3 else f'{times:.1f}'} times that"
     for length in lengths:
         tokens = 1 if model.pooled else length
         flops = forward_flops(model, text_work(length, length))

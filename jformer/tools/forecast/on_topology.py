@@ -110,7 +110,8 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Topology,
         changed.update_from_flattened_dict({key: value})
         try:
             other = resolve(changed)
-            sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=other.model.execution)
+            execution = dataclasses.replace(other.model.execution, rows=model.execution.rows)
+            sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=execution)
             target = target_of(chips.devices[0])
             other, _ = choose_lengths(divide_rows(other, sizes["data"] * sizes["fsdp"]), target)
             memory = estimate(other, task, own, full_shape(other), devices, target)

@@ -80,7 +80,8 @@ def their_logits(model: Any, config: ModelConfig, batch: Mapping[str, np.ndarray
         inputs[f"{prefix}input_ids"] = torch.tensor(np.asarray(ids)).long()
         inputs[f"{prefix}attention_mask"] = torch.tensor(np.asarray(batch[f"{side}_segments"])).long()
     if config.head.num_segments and "source_types" in batch:
-        inputs["token_type_ids"] = torch.tensor(np.asarray(batch["source_types"])).long()
+        types = np.minimum(batch["source_types"], config.head.num_segments - 1)
+        inputs["token_type_ids"] = torch.tensor(types).long()
     if config.reads_images:
         mean, deviation = (np.float32(pixels.get(f"image_{name}", 0.5)) for name in ("mean", "std"))
         values = (np.asarray(batch["image"], np.float32) / 255 - mean) / deviation

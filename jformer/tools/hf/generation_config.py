@@ -7,7 +7,7 @@ from jformer.data.tokenizers.symbols import Symbols
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.tools.hf.families import Fields
 
-LIMIT = 20  # their default max_length, the first token included
+LIMIT = 20  # their default max_new_tokens; a max_length would count the first token as well
 UNLIKE = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0,
           "num_beam_groups": 1, "penalty_alpha": 0.0, "typical_p": 1.0, "suppress_tokens": [],
           "begin_suppress_tokens": [], "exponential_decay_length_penalty": [], "sequence_bias": {},
@@ -68,7 +68,7 @@ def read(
             notes.append(f"{whole}={fields[whole]} counts the prompt there, and new tokens alone here")
     if penalty < 0:
         notes.append(f"length_penalty={penalty}")
-    most = fields.get("max_new_tokens", fields.get("max_length", LIMIT) - 1) - before
+    most = fields.get("max_new_tokens", fields["max_length"] - 1 if "max_length" in fields else LIMIT) - before
     options: dict[str, Any] = {
         "beam_size": beams,
         "length_penalty": max(penalty, 0.0) if beams > 1 else 0.0,
@@ -89,7 +89,7 @@ def read(
         if not {*(ids if isinstance(ids, list) else [ids])} <= {*known}:
             notes.append(f"{key}={ids}")
     bad = fields.get("bad_words_ids", [])
-    barred = (symbols.pad, symbols.bos)
+    barred = (symbols.pad, symbols.bos, symbols.eos)  # theirs never forbids the end either
     options["forbid"] = tuple(tokens[ids[0]] for ids in bad if len(ids) == 1 and ids[0] not in barred)
     notes += [f"bad_words_ids with {ids}" for ids in bad if len(ids) != 1]
     if fields.get("do_sample"):

@@ -347,9 +347,12 @@ def write(
         for file, tokenizer in zip(files, (source, target), strict=True):
             (directory / file).write_bytes(base64.b64decode(tokenizer.model))
         separate = {"separate_vocabs": True} if source.ids != target.ids else {}
+        codes, languages = _languages_after(target.ids) if model_type == "m2m_100" else ("", [])
         for file, tokenizer in ((IDS, source), (TARGET_IDS, target)) if separate else ((IDS, target),):
-            (directory / file).write_text(json.dumps(tokenizer.ids, ensure_ascii=False, indent=2), "utf-8")
+            ids = {token: i for token, i in tokenizer.ids.items() if token not in languages}
+            (directory / file).write_text(json.dumps(ids, ensure_ascii=False, indent=2), "utf-8")
         config = {**named, "tokenizer_class": CLASSES[model_type], **separate}
+        config |= {"language_codes": codes} if codes else {}
     else:
         config = {}
     if config:
@@ -357,6 +360,18 @@ def write(
         for file, text in (kept if CONFIG in kept else {CONFIG: written}).items():
             (directory / file).write_text(text, "utf-8")
     return bool(config)
+
+
+def _languages_after(ids: Mapping[str, int]) -> tuple[str, list[str]]:
+    """Return the name of the languages that have the last ids, in their order, and their tokens, or neither.
+
+    M2M100Tokenizer numbers them itself, from the number of the listed tokens on.
+    """
+    for name, codes in LANGUAGE_CODES.items():
+        tokens = [f"__{code}__" for code in codes.split()]
+        if [ids.get(token) for token in tokens] == [*range(len(ids) - len(tokens), len(ids))]:
+            return name, tokens
+    return "", []
 
 
 def _named(model_type: str, symbols: Symbols) -> dict[str, int]:

@@ -57,10 +57,15 @@ class StoredRun:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What import recorded about it, or about the run that it started from; {} if neither was imported."""
-        start = self.config.train.init_from
-        places = [self.path, *([run_path(start)] if start else [])]
-        return next((vocabulary.read_json(place / ORIGIN) for place in places if (place / ORIGIN).is_file()), {})
+        """What import recorded about it, or about the run that it began with, and so on; {} if none was imported."""
+        place, seen, start = self.path, set[str](), self.config.train.init_from
+        while not (place / ORIGIN).is_file():
+            if not start or start in seen or not (run_path(start) / "config.json").is_file():
+                return {}
+            seen.add(start)
+            place = run_path(start)
+            start = load_config(place / "config.json").train.init_from
+        return vocabulary.read_json(place / ORIGIN)
 
     def copy_origin(self, target: AnyPath) -> None:
         """Write the file of its origin, if it has one, into the directory of a run made of it."""

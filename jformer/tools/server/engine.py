@@ -151,7 +151,8 @@ class Engine:
     def _prefixes(self, attended: Attended) -> list[list[str | None]]:
         """Return, for each place and each likely token there, the prefix of a translation that takes this token.
 
-        It is None for tokens that no text expresses: symbols such as the end, languages, and rows past the vocabulary.
+        It is None for tokens that no text expresses: symbols such as the end, languages, rows past the vocabulary, and
+        bytes that do not complete a character.
         For tasks that take no prefix, the list is empty.
         """
         if self.route != ROUTES["text"]:
@@ -162,7 +163,8 @@ class Engine:
             before = target.decode(written[:place])
             numbers = [self._numbers.get(token, target.symbols.unk) for token, _ in choice.likeliest]
             begun = [None if i in target.symbols.ids else target.decode([*written[:place], i]) for i in numbers]
-            prefixes.append([None if text == before else text for text in begun])
+            lost = "\N{REPLACEMENT CHARACTER}"
+            prefixes.append([None if text is None or text == before or lost in text else text for text in begun])
         return prefixes
 
     @functools.cached_property

@@ -22,7 +22,7 @@ def pairs(folder, text, name="train.conll"):
     return list(opened(folder, text, name).read(counts)), counts
 
 
-@pytest.mark.parametrize("separator", ["\t", " ", "\t_\t", " _ _ "])
+@pytest.mark.parametrize("separator", ["\t", " ", "\t_\t", " _ _ ", "\t" + "x\t" * 8])
 def test_first_and_last_column_become_a_pair(tmp_path, separator):
     lines = ["Ada", "B-person"], ["#", "O"], [], [], ["Paris", "B-place"]
     found, counts = pairs(tmp_path, "\n".join(separator.join(cells) for cells in lines))
@@ -78,6 +78,7 @@ def test_the_fingerprint_follows_the_text(tmp_path):
         ("a b\tO\n", r"train\.conll:1: 'a b' contains white space"),
         ("a\u00a0b\tO\n", r"train\.conll:1: 'a\\xa0b' contains white space"),
         ("a\tB x\n", r"train\.conll:1: 'B x' contains white space"),
+        ("# text = A\n1\tA" + "\t_" * 8 + "\n", r"train\.conll:2: looks like CoNLL-U, .* such as its columns 2 and 4"),
     ],
 )
 def test_a_line_that_is_no_word_and_tag_is_named_when_the_split_is_opened(tmp_path, text, message):

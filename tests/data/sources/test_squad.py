@@ -44,6 +44,12 @@ def test_questions_come_with_their_contexts_and_all_answers_in_their_places(tmp_
         assert pair.source.split("\t")[1][pair.start :].startswith(pair.target)
 
 
+def test_a_crlf_keeps_the_places_of_answers(tmp_path):
+    config = write(tmp_path, question(answers=(("Lee", 6),)), context="Ada\r\n\tLee")
+    (pair,) = open_split(config, "dev").read(Counter())
+    assert (pair.source, pair.start) == ("Who moved?\tAda   Lee", 6)
+
+
 def test_the_fingerprint_is_that_of_the_content(tmp_path):
     plain = open_split(write(tmp_path, question()), "dev")
     (tmp_path / "dev.json").unlink()

@@ -1,5 +1,6 @@
 """What needs no second process: coordinates, what must be the same, who is dead, stuck or slow."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -304,6 +305,26 @@ def test_process_ends_with_its_code_even_if_nobody_reads_what_it_says(monkeypatc
         assert ended.value.code == LOST
     monkeypatch.setattr(service.sys, "stderr", SimpleNamespace(write=broken, flush=broken))
     service._log("a line")
+
+
+@pytest.mark.parametrize(("looks", "ends"), [([1.0] * 9, True), ([1.0, 1.0, 9.0, 1.0, 1.0], False)])
+def test_process_that_was_held_does_not_take_process_0_for_frozen(monkeypatch, looks, ends):
+    clock, rest = [0.0], iter(looks)  # seconds between two looks, without an answer in between
+
+    def wait(_):
+        clock[0] += (step := next(rest, 0.0))
+        return not step
+
+    def leave(*_):
+        raise SystemExit
+
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    own = SimpleNamespace(
+        process=1, count=2, name=str, pace=Pace(), _every=1.0, _beaten=0.0, _failed=False, _exit=leave,
+        _closing=SimpleNamespace(wait=wait), _ending=threading.Lock(),
+    )  # fmt: skip
+    with pytest.raises(SystemExit) if ends else contextlib.nullcontext():
+        service.Service._judge(own)
 
 
 def test_service_of_jax_that_does_not_start_is_one_line(monkeypatch):

@@ -190,6 +190,12 @@ ATTENDED, Q_BYTES = 2 * 3 * 2 * 32 * 32 * 8, 3 * 32 * 2 * 8 * 2
         (FORWARD, 2 * ATTENDED, 2 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
         (BACKWARD, 5 * ATTENDED, 4 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
         (FORWARD.replace("NO_MASK", "CAUSAL"), 2 * ATTENDED * 33 // 64, 2 * ATTENDED, 4 * Q_BYTES + 4 * 3 * 2 * 32),
+        (
+            FORWARD.replace('"NO_MASK"', '"CAUSAL", "sliding_window_length": 4'),
+            2 * ATTENDED * (1 + 2 + 3 + 29 * 4) // 32**2,
+            2 * ATTENDED,
+            4 * Q_BYTES + 4 * 3 * 2 * 32,
+        ),
         (f'{FORWARD}, metadata={{op_name="jit(f)/{REMAT}/attn"}}', 2 * ATTENDED, 0, 4 * Q_BYTES + 4 * 3 * 2 * 32),
     ],
     ids=[
@@ -203,6 +209,7 @@ ATTENDED, Q_BYTES = 2 * 3 * 2 * 32 * 32 * 8, 3 * 32 * 2 * 8 * 2
         "forward",
         "backward",
         "causal",
+        "in a window",
         "repeated",
     ],
 )

@@ -20,9 +20,10 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate
 from jformer.models import ExecutionConfig, build_model
+from jformer.storage import run_path
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf.__main__ import main
-from jformer.tools.hf.convert import FAMILIES, Texts, import_model, renamed
+from jformer.tools.hf.convert import FAMILIES, ORIGIN, Texts, import_model, renamed
 from jformer.tools.hf.sentence_modules import read_modules, write_modules
 from jformer.tools.hf.vocabulary import TokenizerFiles, read_kind, read_labels
 from jformer.tools.hf.write_model import StoredRun, export_model, symbol_fields
@@ -323,6 +324,29 @@ def test_settings_of_config_json_count_only_without_a_generation_config_json():
     options, notes = generation.read(old, {"max_length": 7, "eos_token_id": 1}, symbols, WORDS)
     assert (options.beam_size, options.max_length) == (1, 6)
     assert notes == [f"{key}={old[key]} of config.json" for key in ("num_beams", "max_length", "forced_bos_token_id")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"), [({"num_beams": 2}, 20), ({"max_length": 9}, 8), ({"max_length": 9, "max_new_tokens": 3}, 3)]
+)
+def test_outputs_are_as_long_as_theirs(settings, most):
+    assert generation.read({}, settings, Symbols(0, 0, 1, 2), WORDS)[0].max_length == most
+
+
+def test_the_end_cannot_be_a_bad_word():
+    options, notes = generation.read({}, {"bad_words_ids": [[1], [3]]}, Symbols(0, 0, 1, 2), WORDS)
+    assert (options.forbid, notes) == ((WORDS[3],), [])
+
+
+def test_a_run_remembers_its_origin_through_every_run_that_it_began_with(tmp_path):
+    for name, start in {"a": "", "b": "a", "c": "b", "x": "y", "y": "x"}.items():
+        (tmp_path / name).mkdir()
+        config = resolve({"train": {"init_from": str(tmp_path / start) if start else ""}})
+        save_config(config, run_path(tmp_path / name) / "config.json")
+    (tmp_path / "a" / ORIGIN).write_text(json.dumps({"model_type": "roberta"}))
+    runs = {name: run_path(tmp_path / name) for name in "abcx"}
+    found = {name: StoredRun(path, load_config(path / "config.json"), ()).origin for name, path in runs.items()}
+    assert found == {name: {"model_type": "roberta"} if name in "abc" else {} for name in runs}
 
 
 @pytest.mark.parametrize(("limits", "tokens", "told"), [

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -15,7 +16,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import Attended, Choice, Request, check_texts
 from jformer.inference.predict import load
 from jformer.tools.server.app import make_server
-from jformer.tools.server.engine import Engine
+from jformer.tools.server.engine import ROUTES, Engine
 from jformer.tools.server.guard import Access
 from jformer.tools.server.serve import LOCAL, opened
 from tests.tools.hf import small_runs
@@ -100,6 +101,18 @@ def test_an_answer_is_looked_into(port):
         names = [name for name, _ in token["likeliest"]]
         assert prefixes == [None if name.startswith("<") else "cab"[:place] + name for name in names]
     assert None in content["prefixes"][3]  # the end begins nothing
+
+
+def test_a_byte_that_completes_no_character_begins_nothing():
+    letters = ByteTokenizer("identity")
+    numbers = {token: number for number, token in enumerate(letters.tokens)}
+    predictor = SimpleNamespace(tokenizers=(letters, letters))
+    engine = SimpleNamespace(route=ROUTES["text"], predictor=predictor, _numbers=numbers)
+    choices = [
+        Choice(f"<0x{byte:02X}>", 0.5, (("<0xC3>", 0.5), ("<0xA9>", 0.1), ("<0x61>", 0.1))) for byte in "aé".encode()
+    ]
+    asked = Attended("", "aé", choices=tuple(choices))
+    assert Engine._prefixes(engine, asked) == [[None, None, "a"], [None, None, "aa"], [None, "aé", None]]
 
 
 def test_only_tokens_of_no_text_begin_nothing_in_an_imported_vocabulary(tmp_path, monkeypatch):
