@@ -81,7 +81,7 @@ def test_a_new_run_without_a_config_has_that_of_the_run_it_starts_from(file, tmp
 @pytest.mark.parametrize("key", ["data.test", "evaluate.scores"])
 def test_nothing_is_an_empty_list(file, key):
     section, name = key.split(".")
-    assert getattr(getattr(parse(f"--config={file()}", f"--config.{key}="), section), name) == ()
+    assert getattr(getattr(parse(f"--config={file()}", "--workdir=x", f"--config.{key}="), section), name) == ()
 
 
 MISTAKES = {

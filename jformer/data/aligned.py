@@ -59,12 +59,14 @@ def encode_chunks(side: Side, texts: Sequence[Sequence[str]]) -> list[list[Chunk
     if room < 1:
         symbols = len(before) + len(after)
         raise UserError(f"data.max_source_length={side.max_length} holds {symbols} symbols and no token: raise it")
+    space = side.tokenizer.encode([" "])[0] if spells_spaces(side.tokenizer) else []
     found = []
     for ids, starts in encode_words(side.tokenizer, texts):
-        words = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=False)]
-        groups = _groups(words, room)
-        for group in groups[:-1]:  # each is a text of its own, which does not end in a space
-            group[-1] = group[-1][: len(group[-1]) - spells_spaces(side.tokenizer)]
+        spaced = [*ids, *space]  # as the last word has none
+        words = [spaced[start:end] for start, end in zip(starts, [*starts[1:], len(spaced)], strict=False)]
+        groups = _groups(words, room + len(space))
+        for group in groups:  # is a text of its own, which does not end in a space
+            group[-1] = group[-1][: len(group[-1]) - len(space)]
         found.append([_chunk(before, group, after, room) for group in groups])
     return found
 

@@ -32,7 +32,7 @@ def pair(answer, question="Who moved?", context=CONTEXT, start=None):
     return Pair(f"{question}\t{context}", answer, start=found) if answer else Pair(f"{question}\t{context}", "")
 
 
-def encoder(kind="char", max_length=64, stride=8, overlong="drop"):
+def encoder(kind="char", max_length=96, stride=8, overlong="drop"):
     tokenizer = learn(kind, [*TEXTS, "unlikely words"], 60, "identity", False)
     return SpanEncoder(tokenizer, max_length, stride, overlong)
 

@@ -26,6 +26,7 @@ def ids(text):
 def inputs(task="translate", max_positions=None, limit=64, target_limit=None, piece_start="bos", **options):
     model = {"family": {"translate": "encdec", "lm": "decoder"}.get(task, "encoder")}
     data = {"max_source_length": limit, "max_target_length": target_limit or limit, "piece_start": piece_start}
+    data |= {"overlong": "split"} if piece_start == "previous" else {}
     config = resolve({"task": task, "model": model, "data": {**data, "tokenizer": "char"}})
     made = build_task(config)
     sized = build_sized(config, made, (TOKENIZER, TOKENIZER)).config

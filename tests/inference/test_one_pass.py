@@ -213,7 +213,7 @@ def test_several_devices_give_the_tags_of_one(tagger, crf):
 
 @pytest.mark.parametrize("overlong", ["cut", "split"])
 def test_a_long_line_is_split_between_words_and_loses_none(tagger, overlong):
-    predictor = tagger(limit=10, overlong=overlong)
+    predictor = tagger(limit=9, overlong=overlong)
     ((whole,),) = predictor.generate(["abc def gh abcdefgh a"])
     parts = [predictor.generate([part])[0][0] for part in ("abc def", "gh", "abcdefgh", "a")]
     assert whole.text == " ".join(part.text for part in parts)

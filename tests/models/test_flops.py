@@ -231,7 +231,7 @@ def test_an_update_costs_six_flops_for_each_parameter_and_token_and_its_attentio
 
 def traced_update_flops(model, frozen, source, target):
     """Return the FLOPs of the products of a loss and its gradients by what is trained."""
-    image = np.ones((1, *(model.vision.image_size,) * 2, model.vision.channels), np.uint8)
+    image = jax.numpy.ones((1, *(model.vision.image_size,) * 2, model.vision.channels), "uint8")
     built = build_model(model)
     batch = {**jax.tree.map(jax.numpy.asarray, make_batch([source], [target])), "image": image}
 

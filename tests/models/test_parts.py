@@ -233,7 +233,7 @@ def test_one_row_of_segments_is_that_of_both_texts_and_learns_from_both():
     batch, params = make_batch([5, 7], [1, 1]), draw_params(model)
 
     def gradient(types):
-        rows = {**batch, "source_types": np.full_like(batch["source"], types)}
+        rows = jax.tree.map(jnp.asarray, {**batch, "source_types": np.full_like(batch["source"], types)})
         return jax.grad(lambda params: jnp.sin(model.apply({"params": params}, rows)).sum())(params)
 
     first, second = (gradient(types)["input"]["segments"]["embedding"] for types in (0, 1))
