@@ -166,10 +166,8 @@ class Inputs:
             self.counts[UNKNOWN] += self.side.symbols.unk in ids
             parts = self._fit(ids, request)
             prefix = getattr(self.tokenizers[0], "prefix", "")  # the text of a single piece has none either
-            whole = len(parts) == 1
-            texts = (
-                [request.text] if whole else [self.tokenizers[0].decode(part).removeprefix(prefix) for part in parts]
-            )
+            split = (self.tokenizers[0].decode(part).removeprefix(prefix) for part in parts)
+            texts = [request.text] if len(parts) == 1 else split
             both = enumerate(zip(parts, texts, strict=True))
             line, languages = request.line, request.languages
             yield [Piece(part, line, languages=languages, text=text, part=i) for i, (part, text) in both]

@@ -118,10 +118,9 @@ def state_shardings(mesh: Mesh, state: PyTree) -> PyTree:
 
     def like_its_parameter(path: Any, leaf: Any) -> NamedSharding:
         parts = _name(path).split("/")
+        # The one that begins first counts, as one may hold another.
         places = itertools.product(range(len(parts)), range(len(parts), 0, -1))
-        names = (
-            "/".join(parts[start:end]) for start, end in places
-        )  # the one that begins first, as one may hold another
+        names = ("/".join(parts[start:end]) for start, end in places)
         return next((known[name, leaf.shape] for name in names if (name, leaf.shape) in known), replicated(mesh))
 
     return jax.tree_util.tree_map_with_path(like_its_parameter, state)

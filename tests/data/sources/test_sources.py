@@ -230,8 +230,8 @@ def test_a_json_key_named_translation_may_hold_a_text(tmp_path):
 def test_line_feeds_inside_json_texts_are_replaced_and_counted(tmp_path):
     write(tmp_path, train_jsonl=b'{"en": "a\\nb", "de": "c\\r\\n"}\r\n')
     assert read(open_split(files(tmp_path), "train")) == (
-        [Pair("a b", "c\r ")],
-        {text.LINE_FEEDS_REPLACED: 2, text.SEPARATORS_KEPT: 1},
+        [Pair("a b", "c  ")],
+        {text.LINE_FEEDS_REPLACED: 2, text.CARRIAGE_RETURNS_REMOVED: 1},
     )
 
 
