@@ -8,20 +8,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jformer.config import load_config, resolve
+from jformer.config import resolve
 from jformer.config.config_files import as_flags, override, run_config_file
+from jformer.config.options import Config
 from jformer.config.resume import differences, with_saved_config
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
+from jformer.evaluation import records
 from jformer.storage import run_path
 
-PLACES = (
-    "data.dir",
-    "data.cache_dir",
-    "data.mixture",
-    "mesh.",
-    "model.execution.",
-)  # where a run is and what it runs on
+# Where a run is and what it runs on.
+PLACES = ("data.dir", "data.cache_dir", "data.mixture", "mesh.", "model.execution.")
 
 
 def processes_with(*words: str, within: str = "") -> list[int]:
@@ -44,9 +41,8 @@ def results_of(config: ModuleType, workdir: Path, options: Mapping[str, object])
 
     path = workdir / "results.json"
     if path.exists():
-        saved = load_config(run_path(workdir) / "config.json")
-        given = resolve(override(run_config_file(Path(str(config.__file__))), as_flags(options)))
-        for key, (old, new) in differences(saved, with_saved_config(given, saved)).items():
+        saved = records.saved_config(run_path(workdir))
+        for key, (old, new) in differences(saved, with_saved_config(_resolved(config, options), saved)).items():
             if not key.startswith(PLACES):
                 raise SystemExit(f"{workdir} holds results of {key}={old!r}, not {new!r}: name another --workdir")
     else:
@@ -62,8 +58,12 @@ def read_split(config: ModuleType, split: str, options: Mapping[str, object] | N
 
     Allows the import of the parts that the config names, its source above all, as the run itself does.
     """
-    data = resolve(override(run_config_file(Path(str(config.__file__))), as_flags(options or {}))).data
+    data = _resolved(config, options or {}).data
     return list(open_split(data, data.test_splits().get(split, split)).read(Counter()))
+
+
+def _resolved(config: ModuleType, options: Mapping[str, object]) -> Config:
+    return resolve(override(run_config_file(Path(str(config.__file__))), as_flags(options)))
 
 
 def small_training(*sections: str) -> dict[str, object]:

@@ -95,10 +95,7 @@ def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Ta
             counts[COMMENTS] += 1
         else:
             cells = line.split("\t") if "\t" in line else line.split()
-            if not words and len(cells) == CONLL_U and cells[0] in ("1", "1-2") and re.fullmatch(r"\d+|_", cells[6]):
-                what = "looks like CoNLL-U, whose lines begin with a number and end in notes"
-                raise UserError(f"{path}:{number}: {what}: give a word and its tag, such as its columns 2 and 4")
-            if fault := _fault_of(line, cells, columns):
+            if fault := _fault_of(line, cells, columns, first=not words):
                 raise UserError(f"{path}:{number}: {fault}")
             columns = len(cells)
             words.append(cells[0])
@@ -107,8 +104,14 @@ def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Ta
         yield words, tags
 
 
-def _fault_of(line: str, cells: Sequence[str], columns: int) -> str:
-    """Return why a line is not a word and its tag, or has another number of columns than those before; else ""."""
+def _fault_of(line: str, cells: Sequence[str], columns: int, first: bool) -> str:
+    """Return why a line is not a word and its tag, or has another number of columns than those before; else "".
+
+    `first`: of a sentence, where a line of CoNLL-U is known by its number.
+    """
+    if first and len(cells) == CONLL_U and cells[0] in ("1", "1-2") and re.fullmatch(r"\d+|_", cells[6]):
+        what = "looks like CoNLL-U, whose lines begin with a number and end in notes"
+        return f"{what}: give a word and its tag, such as its columns 2 and 4"
     if len(cells) < 2 or not all(map(str.strip, (cells[0], cells[-1]))):
         return f"{line[:80]!r} is not a word and its tag, separated by a TAB or spaces"
     if columns and len(cells) != columns:

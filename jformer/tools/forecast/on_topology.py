@@ -26,7 +26,7 @@ from jformer.parallel.devices import products_line
 from jformer.parallel.mesh import SEQUENCE, slices_line
 from jformer.parallel.sharding import row_shards
 from jformer.tasks.batch_arrays import source_is_prefix
-from jformer.tasks.build import build_task, choose_dtype, choose_lengths, open_mesh, sized_model
+from jformer.tasks.build import build_task, choose_dtype, choose_lengths, open_mesh, sized_model, with_rows
 from jformer.tasks.task import Task
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, compile_update, estimate
 from jformer.tools.forecast.cost_analysis import kernels
@@ -110,8 +110,10 @@ def ways_to_fit(config: Config, task: Task, model: ModelConfig, chips: Topology,
         changed.update_from_flattened_dict({key: value})
         try:
             other = resolve(changed)
-            execution = dataclasses.replace(other.model.execution, rows=model.execution.rows)
-            sizes, own = mesh_sizes(other, devices), dataclasses.replace(model, execution=execution)
+            sizes, own = (
+                mesh_sizes(other, devices),
+                dataclasses.replace(model, execution=with_rows(other, task).execution),
+            )
             target = target_of(chips.devices[0])
             other, _ = choose_lengths(divide_rows(other, sizes["data"] * sizes["fsdp"]), target)
             memory = estimate(other, task, own, full_shape(other), devices, target)
