@@ -82,7 +82,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jformer.config import as_config_dict, default_config, load_config, resolve
+from jformer.config import as_config_dict, child_config, default_config, load_config, resolve
 from jformer.config.config_files import override, run_config_file
 from jformer.config.options import Config, flatten
 from jformer.config.resume import resume_config
@@ -327,7 +327,7 @@ def export(options: flags.FlagValues, config: Config, workdir: Path) -> int:
     from jformer.tools.export.folder import export as write_folder
 
     with show_progress("exporting"):
-        line = write_folder(config, workdir, options.format, Path(options.output))
+        line = write_folder(config, workdir, options.format, options.output)
     return print_lines([line])
 
 
@@ -437,11 +437,7 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     elif options.mode == "gallery" and not options.workdir:
         values = default_config()
     elif parents and options.mode in BEFORE_RUN:
-        values = as_config_dict(load_config(run_path(parents[-1]) / "config.json"))
-        values.model.lora = default_config().model.lora  # a parent's adapters are merged
-        values.data.update(row_multiple=0, length_multiple=0)  # its devices may have chosen them
-        if values.train.num_epochs:  # of its text
-            values.train.num_steps = default_config().train.num_steps
+        values = child_config(parents[-1])
     elif options.workdir and options.mode not in BEFORE_RUN:
         raise UserError(f"--workdir={options.workdir} holds no run: name the directory of one, or train one there")
     else:

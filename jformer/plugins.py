@@ -8,15 +8,17 @@ untrusted, so naming a part there is not enough to import it.
 docs/parts.md shows one part of each kind; `jformer.testing` checks them.
 """
 
+import functools
 import hashlib
 import importlib
 import inspect
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from jformer.errors import UserError, check_choice, nearest
 
@@ -29,8 +31,14 @@ ARGUMENTS = {
     "model.norm_type": 1, "model.activation": 1, "model.positions": 2, "decode.search": 5,
 }  # fmt: skip
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _allowed: set[str] = set()
 _recorded: dict[str, str] = {}
+_found: dict[str, tuple[Any, str]] = {}  # user-defined part → its object, and the digest of its file when it was found
+_forgetting: list[Callable[[], None]] = []  # empty the caches of `cached`
+_one_at_a_time = threading.RLock()  # a server computes in two threads
 
 
 def is_own(name: str) -> bool:
@@ -88,18 +96,61 @@ def find(key: str, name: str, table: Mapping[str, Any]) -> Any:
         raise UserError(f"{key}={name!r}: {module_name} has no function {attribute}; {nearest(attribute, known)}")
     if key in ARGUMENTS:
         _check_arguments(key, name, part)
-    _report_change(name)
+    with _one_at_a_time:
+        forget_changed()
+        if name not in _found:
+            _found[name] = part, _digest(name)
+        _, digest = _found[name]
+    _report_change(name, digest)
     return part
+
+
+def cached(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return functools.lru_cache(size) for what is built from a config, which only names its user-defined parts.
+
+    A notebook may define a part again under the same name, or reload its module: everything cached is then dropped, and
+    so are JAX's programs. Results for arguments that are not hashable are not cached.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        kept = functools.lru_cache(size)(function)
+        _forgetting.append(kept.cache_clear)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            forget_changed()
+            try:
+                hash((args, tuple(kwargs.values())))
+            except TypeError:
+                return function(*args, **kwargs)
+            return kept(*args, **kwargs)  # type: ignore[arg-type]
+
+        return call
+
+    return decorate
+
+
+def forget_changed() -> None:
+    """Drop what was cached if a user-defined part has been replaced since it was found."""
+    with _one_at_a_time:
+        changed = [name for name, (part, _) in _found.items() if _present(name, part) is not part]
+        for name in changed:
+            del _found[name]
+        for forget in _forgetting if changed else ():
+            forget()
+        if changed and (jax := sys.modules.get("jax")):
+            jax.clear_caches()
 
 
 def digests(names: Iterable[str]) -> dict[str, str]:
     """Return part → SHA-256 of its module's file, without the modules that it imports; the module must be allowed."""
-    return {name: _digest(name) for name in names if find("parts", name, {})}
+    return {name: _digest_found(name) for name in names if find("parts", name, {})}
 
 
 def digests_of_imported(names: Iterable[str]) -> dict[str, str]:
     """Return part → SHA-256 of its module's file, for the parts whose modules this process has imported."""
-    return {name: _digest(name) for name in names if name.partition(":")[0] in sys.modules}
+    forget_changed()
+    return {name: _digest_found(name) for name in names if name.partition(":")[0] in sys.modules}
 
 
 def expect(recorded: Mapping[str, str]) -> None:
@@ -130,12 +181,25 @@ def _check_arguments(key: str, name: str, part: Callable[..., Any]) -> None:
         ) from error
 
 
+def _present(name: str, found: Any) -> Any:
+    """Return what a name stands for now: what was found where a module makes its attributes, None if it is gone."""
+    place, _, attribute = name.partition(":")
+    module = sys.modules.get(place)
+    return vars(module).get(attribute, found) if module else None
+
+
+def _digest_found(name: str) -> str:
+    """Return the digest of a part's file when it was imported."""
+    _, digest = _found.get(name, (None, None))
+    return _digest(name) if digest is None else digest
+
+
 def _digest(name: str) -> str:
     file = Path(getattr(sys.modules[name.partition(":")[0]], "__file__", None) or "")
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""  # a notebook has none
 
 
-def _report_change(name: str) -> None:
-    before, now = _recorded.pop(name, ""), _digest(name)
+def _report_change(name: str, now: str) -> None:
+    before = _recorded.pop(name, "")
     if before and before != now:
         print(f"{name} has changed since the run recorded it: SHA-256 {before[:12]}, now {now[:12]}", file=sys.stderr)

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import pathlib
 import platform
 import re
 import shutil
@@ -57,6 +58,13 @@ def new_directory(path: str | os.PathLike[str], option: str = "") -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{option}{path} exists and is not empty: name a new directory")
     return target
+
+
+def new_disk_directory(path: str | os.PathLike[str], option: str = "") -> pathlib.Path:
+    """Return `new_directory` for what other libraries write, on a disk only. Raise UserError for a bucket, too."""
+    if "://" in str(path):
+        raise UserError(f"{option}{path}: this is written to a disk: name a directory here, and copy it")
+    return pathlib.Path(new_directory(path, option))
 
 
 @contextlib.contextmanager

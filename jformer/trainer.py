@@ -99,7 +99,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
         ema, base = bool(config.train.ema_decay), optimizer.base
         create = functools.partial(create_state, tx=optimizer.transform, ema=ema, base=base)
-        start = functools.partial(inherit, config, data.tokenizers, mesh)
+        start = functools.partial(inherit, config, data.tokenizers, mesh, new=not checkpoints.steps())
         with show_progress("loading the parameters", quiet=quiet):
             state, progress, origin = open_state(create, model, mesh, config.seed, checkpoints, start)
         refuse_other_text(data, progress, workdir)
@@ -126,7 +126,8 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 
         def longest(batches: Batches) -> dict[str, jax.ShapeDtypeStruct]:
             shape = batches.plan.shapes[-1]
-            return abstract_batch(model.config, task.answer, shape, mesh, config.train.accumulation)
+            others = batches.first_row(shape) if is_own(config.task) else {}
+            return abstract_batch(model.config, task.answer, shape, mesh, config.train.accumulation, others)
 
         with TrainingLog(workdir, config, progress, optimizer.schedule, cost, explain) as log:
             parameters, notes = count_params(state.params), [*choices, *origin]
@@ -173,7 +174,9 @@ def settle(config: Config, saved: Config | None) -> tuple[Config, Mesh, list[str
         checks.refuse_unread(config)
         config, lengths = choose_lengths(config, target())
         choices += lengths
-    return checks.name_base(config), mesh, choices
+    if not saved or config.model.lora.rank:
+        config = checks.name_parent(config)
+    return config, mesh, choices
 
 
 def open_checkpoints(config: Config, workdir: Path) -> Checkpoints:

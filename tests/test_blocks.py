@@ -29,7 +29,7 @@ WALKTHROUGH = "docs/walkthrough.md"  # prints what it says
 ELSEWHERE = "needs machines that are not here: tests/launch runs launch.sh with stand-ins for gcloud and Slurm"
 COMPILER = "needs a compiler, and minutes: tests/tools/forecast describes slices and GPUs where it is there"
 SERVER = "a server does not end by itself: tests/tools/server asks a real one"
-LOADER = "tests/inference/test_export.py runs it without jformer, on exported runs"
+LOADER = "tests/tools/export/test_folder.py runs it without jformer, on exported runs"
 NOT_RUN = {  # page → what a block contains → why it is not run here
     "docs/parts.md": {"from comet import": "needs COMET, its own environment and a download"},
     "docs/processes.md": {"JAX_MTLS_CERT_FILE": "needs keys: tests/parallel/processes makes some"},

@@ -18,13 +18,14 @@ from flax import traverse_util
 
 import jformer
 from jformer.config import default_config, resolve
-from jformer.data.tokenizers import learn
+from jformer.data.tokenizers import Symbols, learn
 from jformer.decoding.decode_config import DecodeConfig, DecodeOptions
 from jformer.errors import UserError
 from jformer.inference.predict import Predictor
 from jformer.models.lora import merged
 from jformer.models.lora_config import LoraConfig
-from jformer.tasks.build import build_sized, build_task
+from jformer.models.recurrent_config import RecurrentConfig
+from jformer.tasks.build import TASKS, build_sized, build_task
 from jformer.tasks.sums import Sum
 from tests import small_run
 from tests.slow import slow_but
@@ -176,6 +177,36 @@ def run(tmp_path_factory):
     return workdir
 
 
+def importance(data, **options):
+    """Make the task of translation with an array of weights of its own, which its loss reads."""
+    task = TASKS["translate"](data, **options)
+
+    def features(source, target):
+        made = task.features(source, target)
+
+        def arrays(*given):
+            found = made.arrays(*given)
+            return {**found, "importance": found["weights"] * 2.0}
+
+        return made._replace(arrays=arrays)
+
+    def loss(hidden, project, batch):
+        return task.loss(hidden, project, {**batch, "weights": batch["importance"]})
+
+    return task._replace(features=features, loss=loss)
+
+
+def test_a_task_may_add_an_array_that_its_loss_reads(tmp_path):
+    config = small_run.get_config()
+    config.task = f"{__name__}:importance"
+    config.data.update(num_pairs=200, cache_dir=str(tmp_path / "cache"))
+    config.train.update(num_steps=2, log_every=1, eval_every=2, checkpoint_every=2)
+    jformer.plugins.allow(__name__)
+    assert jformer.train(config, tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["split"] for row in rows] == ["train", "train", "valid"]
+
+
 @pytest.mark.slow
 def test_a_run_is_trained_scored_and_answers(run):
     first = jformer.evaluate(run, beam_size=1)["test"]["settings"]
@@ -271,6 +302,76 @@ def test_a_search_of_ids_refuses_attention_and_positions_that_the_model_lacks(ma
     model = jformer.build_model(jformer.ModelConfig(family="decoder", positions="learned", **sizes))
     with pytest.raises(jformer.UserError, match=r"has none|3 tokens and max_tokens=7 take 9 positions"):
         jformer.search(model, {}, {}, max_tokens, prompt=np.array([[1, 4, 5]]), **option)
+
+
+def test_a_search_has_the_symbols_of_any_vocabulary():
+    sizes = {"vocab_size": 9, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2}
+    model = jformer.build_model(jformer.ModelConfig("decoder", **sizes))
+    params, t5 = jformer.init_params(model, jax.random.key(1)), Symbols(pad=0, bos=0, eos=1, noise=(8,))
+    found = jformer.search(model, params, {}, 4, prompt=[[0, 5], [0]], symbols=t5, search="sample", samples=64)
+    alone = jformer.search(model, params, {}, 4, symbols=t5, search="sample", samples=64)
+    for length in (2, 1):
+        batch = jformer.make_batch(target=[[0, 5, 3][1 : length + 1]], bos=0, pad=7)
+        logits = np.array(model.apply({"params": params}, batch)[0, length - 1])
+        greedy = jformer.search(model, params, {}, 1, prompt=[[0, 5][:length]], symbols=t5, beam_size=1)
+        assert greedy.tokens[0, 0, 0] == 1 + logits[1:8].argmax()
+    for some in (found, alone):
+        written = [row[:length] for row, length in zip(some.tokens[0].tolist(), some.lengths[0].tolist(), strict=True)]
+        assert {i for row in written for i in row} == {*range(1, 8)}
+        assert all(1 not in row[:-1] for row in written)  # the end is one
+    with pytest.raises(jformer.UserError, match="padding is bos=0, too"):
+        jformer.search(model, params, {}, 4, prompt=np.array([[0, 5]]), symbols=t5)
+    past = jformer.make_batch(target=np.array([[5, 0, 12]]), bos=1, pad=12)  # padding past the vocabulary
+    assert (past["target_out"].tolist(), past["target_segments"].tolist()) == ([[5, 0, 0]], [[1, 1, 0]])
+
+
+def test_a_prefix_ends_before_the_last_token_of_a_prompt():
+    sizes = {"vocab_size": 9, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2}
+    model = jformer.build_model(jformer.ModelConfig("decoder", **sizes))
+    params, prompt = jformer.init_params(model, jax.random.key(1)), [[1, 5, 6], [1, 7]]
+    prefix = jnp.array([[True, True, False], [True, False, False]])
+    found = jformer.search(model, params, {"target_prefix": prefix}, 1, prompt=prompt, beam_size=1)
+    batch = jformer.make_batch(target=[[5, 6, 3]], target_prefix=prefix[:1])
+    logits = np.array(model.apply({"params": params}, batch)[0, -1])
+    assert found.tokens[0, 0, 0] == 2 + logits[2:].argmax()
+    with pytest.raises(jformer.UserError, match="target_prefix: that of row 1 has the last token of the prompt"):
+        jformer.search(model, params, {"target_prefix": prefix.at[1, 1].set(True)}, 1, prompt=prompt)
+    other = jformer.build_model(jformer.ModelConfig("decoder", positions="transformer_xl", **sizes))
+    with pytest.raises(jformer.UserError, match="'transformer_xl' has no scores for later keys"):
+        jformer.search(other, {}, {"target_prefix": prefix}, 1, prompt=prompt)
+    recurrent = RecurrentConfig(cell="lstm", attention="none")
+    lstm = jformer.build_model(
+        jformer.ModelConfig("decoder", vocab_size=9, num_layers=1, d_model=8, recurrent=recurrent)
+    )
+    params = jformer.init_params(lstm, jax.random.key(1))
+    answers = [
+        jformer.search(lstm, params, some, 3, prompt=prompt, beam_size=1).tokens.tolist()
+        for some in ({}, {"target_prefix": prefix})
+    ]
+    assert answers[0] == answers[1]
+
+
+HEADS = {
+    "model.head.vectors=True": {"vectors": True, "num_classes": 3},
+    "'none' gives no single vector": {"vectors": True, "pooling": "none"},
+    "crf=True: a chain": {"crf": True},
+}
+
+
+@pytest.mark.parametrize("says", HEADS)
+def test_heads_that_no_model_has_are_refused(says):
+    head = dataclasses.replace(jformer.ModelConfig().head, **HEADS[says])
+    with pytest.raises(jformer.UserError, match=says):
+        jformer.build_model(jformer.ModelConfig("encoder", vocab_size=9, head=head))
+    for wrong, vit in (
+        ({"vectors": True}, "another family than"),
+        ({"crf": True, "num_classes": 3}, "one for an image"),
+    ):
+        head = dataclasses.replace(jformer.ModelConfig().head, **wrong)
+        with pytest.raises(jformer.UserError, match=vit):
+            jformer.build_model(jformer.ModelConfig("vit", head=head))
+    with pytest.raises(jformer.UserError, match="target_vocab_size=40 is read by family='encdec' only"):
+        jformer.build_model(jformer.ModelConfig("decoder", vocab_size=50, target_vocab_size=40))
 
 
 @dataclasses.dataclass

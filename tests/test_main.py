@@ -69,11 +69,11 @@ def test_a_new_run_without_a_config_has_that_of_the_run_it_starts_from(file, tmp
     config_path = parent / "config.json"
     saved = load_config(config_path)
     data = dataclasses.replace(saved.data, row_multiple=24, length_multiple=128)  # as its devices had them
-    steps = dataclasses.replace(saved.train, num_epochs=3.0, num_steps=77)  # as its text had them
+    steps = dataclasses.replace(saved.train, num_epochs=3.0, num_steps=77, source_vectors="v.txt")  # as its text had
     save_config(dataclasses.replace(saved, data=data, train=steps), config_path)
     again = parse(*arguments)
     assert (again.data.row_multiple, again.data.length_multiple, again.train.num_epochs) == (0, 0, 3.0)
-    assert again.train.num_steps == default_config().train.num_steps
+    assert (again.train.num_steps, again.train.source_vectors) == (default_config().train.num_steps, "")
     with pytest.raises(UserError, match="holds no run"):
         parse(*arguments, "--mode=predict")
 
@@ -334,7 +334,7 @@ def test_a_check_that_fails_is_exit_code_1(saved, monkeypatch, passed, code):
 def test_export_says_what_it_wrote(saved, monkeypatch, capsys):
     calls = answer_with(monkeypatch, "tools.export.folder", "export", "written")
     assert call(f"--workdir={saved}", "--mode=export", "--format=stablehlo", "--output=served") == 0
-    assert calls == [(saved, "stablehlo", Path("served"))]
+    assert calls == [(saved, "stablehlo", "served")]
     assert capsys.readouterr().out == "written\n"
 
 

@@ -1,18 +1,22 @@
 """User-defined parts: what may be imported, what a run records of them, and what is reported."""
 
+import importlib
 import json
 import sys
 import types
 from pathlib import Path
 
+import jax
 import pytest
 from etils import epath
+from flax import linen as nn
 
 from jformer import plugins
 from jformer.config import default_config, load_config, resolve, save_config
 from jformer.config.config_files import override, run_config_file
 from jformer.errors import UserError
 from jformer.main import main
+from jformer.models import FeedForward, ModelConfig, build_model, init_params
 from jformer.tasks.build import build_task
 
 TABLE = {"sqrt": "math:sqrt", "twice": lambda x: 2 * x}
@@ -23,6 +27,7 @@ def mine(tmp_path, monkeypatch):
     """A module that may not be imported yet, in which `part` is a function; return its name."""
     monkeypatch.setattr(plugins, "_allowed", set())
     monkeypatch.setattr(plugins, "_recorded", {})
+    monkeypatch.setattr(plugins, "_found", {})
     monkeypatch.delenv("JFORMER_PARTS")
     monkeypatch.syspath_prepend(tmp_path)
     name = f"mine_{tmp_path.name}"
@@ -125,6 +130,7 @@ def test_a_part_whose_source_has_changed_is_reported_once(mine, tmp_path, capsys
     save_config(resolve(config_of(mine)), epath.Path(tmp_path) / "config.json")
     with (tmp_path / f"{mine}.py").open("a") as file:
         file.write("# another\n")
+    del sys.modules[mine]  # as in another process
     load_config(epath.Path(tmp_path) / "config.json")
     for _ in range(2):
         plugins.find("data.source", f"{mine}:part", {})
@@ -182,3 +188,51 @@ def test_the_run_of_a_stranger_imports_nothing(mine, tmp_path, capsys):
     assert main(["jformer", f"--workdir={tmp_path}"]) == 2
     assert f"set JFORMER_PARTS={mine}" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "imported").exists()
+
+
+def test_a_part_that_is_defined_again_takes_the_place_of_what_was_cached(mine):
+    plugins.allow(mine)
+    calls = []
+
+    @plugins.cached(4)
+    def built(key):
+        calls.append(key)
+        return plugins.find("data.source", f"{mine}:part", TABLE)(None, key)
+
+    assert [built("x"), built("x"), calls] == ["x", "x", ["x"]]
+    sys.modules[mine].part = lambda config, split: split.upper()
+    assert [built("x"), built("x"), calls] == ["X", "X", ["x", "x"]]
+    key = ["not hashable"]
+    sys.modules[mine].part = lambda config, split: len(split)
+    assert [built(key), built(key), len(calls)] == [1, 1, 4]
+
+
+def test_parameters_are_those_of_the_layer_as_it_is_defined_now(mine):
+    plugins.allow(mine)
+    module = importlib.import_module(mine)
+    sizes = {"vocab_size": 9, "num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2}
+    config = ModelConfig("decoder", feed_forward=f"{mine}:Layer", **sizes)
+
+    class Longer(FeedForward):
+        def setup(self):
+            super().setup()
+            self.more = nn.Dense(8)
+
+        def __call__(self, x, dropout_key=None):
+            return super().__call__(x, dropout_key) + self.more(x)
+
+    names = []
+    for module.Layer in (FeedForward, Longer):
+        params = init_params(build_model(config), jax.random.key(0))
+        names.append({*params["decoder"]["block"]["feed_forward"]})
+    assert names[1] - names[0] == {"more"}
+
+
+def test_the_digest_is_that_of_the_code_that_was_imported(mine, tmp_path):
+    plugins.allow(mine)
+    name, file = f"{mine}:part", tmp_path / f"{mine}.py"
+    before = plugins.digests([name])
+    file.write_text(file.read_text() + "\n\nmore = 2\n")
+    assert plugins.digests([name]) == plugins.digests_of_imported([name]) == before
+    importlib.reload(sys.modules[mine])
+    assert plugins.digests([name]) == plugins.digests_of_imported([name]) != before

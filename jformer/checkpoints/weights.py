@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -41,6 +42,12 @@ def abstract_params(model: Model, mesh: Mesh, whole: Sequence[str] = (FSDP,)) ->
 HEADS_OF_LABELS = ("classifier", "transitions")
 # Task-specific parameters, newly initialised unless the parent has them in the same shapes.
 HEADS = ("head", "pooler", *HEADS_OF_LABELS)
+# The parameters with an entry for each token → the axis of the tokens.
+TABLES = {
+    "embedding/embedding": 0, "source_embedding/embedding": 0, "target_embedding/embedding": 0, "head/output/kernel": 1,
+    "head/bias": 0,
+}  # fmt: skip
+TEXTS = re.compile(r"input/(positions|segments)/embedding$")  # tables of the positions and the kinds of texts
 
 
 class Weights(NamedTuple):
@@ -139,7 +146,7 @@ def load_weights(
     if model is None or not model.config.lora.rank:
         params = merged(lora, params)
     if whole:
-        params, _ = adopt(params, whole, settings.train.init_from)
+        params, _ = adopt(params, whole, settings.train.init_from, new=False)
         params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, whole))
     return own._replace(params=params)
 
@@ -184,46 +191,84 @@ def adopt(
     fresh: PyTree,
     origin: str,
     lora: LoraConfig = LoraConfig(),  # noqa: B008  # which is frozen
+    freeze: Sequence[str] = (),
+    new: bool = True,
 ) -> tuple[PyTree, list[str]]:
     """Return the parent's parameters where it has them, fresh ones for a new head and adapters, and notes.
 
-    Tables may have other numbers of rows (a task's symbols follow the vocabulary): their common rows are copied.
-    Raise UserError naming the first other parameter that the parent lacks or has in another shape.
+    Tables of tokens, and of positions in a text, may have other numbers of rows (a task's symbols follow the
+    vocabulary): their common rows are copied.
+
+    Args:
+        parent: the parameters of the run to start from.
+        fresh: those that were drawn.
+        origin: the parent's workdir, for notes and errors.
+        lora: which parameters train beside adapters.
+        freeze: patterns of the names of parameters that do not train.
+        new: False for a run that is opened again, as it began: any table may have other rows.
+
+    Raises:
+        UserError: naming the first other parameter that the parent lacks or has in another shape, and parameters that
+            would keep their initial values, as they do not train.
     """
     have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
     leaves, tree = jax.tree.flatten(fresh)
     names = jax.tree.leaves(parameter_names(fresh))
-    taken = [_taken(name, have.get(name), new, origin, lora) for name, new in zip(names, leaves, strict=True)]
-    notes = [note for _, note in taken if note]
+    of_patches = ("input/positions/embedding", "source_input/positions/embedding") if "patches" in fresh else ()
+    rows = TEXTS if new else re.compile("embedding$")
+    tables = [name for name in names if name in TABLES or (rows.search(name) and not (new and name in of_patches))]
+    taken = [_taken(name, have.get(name), new, origin, name in tables) for name, new in zip(names, leaves, strict=True)]
+    _refuse_untrained([n for n, (_, whole, _) in zip(names, taken, strict=True) if not whole], origin, lora, freeze)
+    notes = [note for *_, note in taken if note]
     unused = [f"{name} is not used here" for name in have if name not in names]
     factors = sum(map(is_factor, names))
     adapted = [f"{counted(factors // 2, 'kernels')} with adapters"] * bool(factors)
     notes = [f"{counted(len(leaves) - len(notes) - factors, 'parameters')} copied", *adapted, *notes, *unused]
-    return jax.tree.unflatten(tree, [leaf for leaf, _ in taken]), [f"init_from {origin}: {note}" for note in notes]
+    return jax.tree.unflatten(tree, [leaf for leaf, *_ in taken]), [f"init_from {origin}: {note}" for note in notes]
 
 
-def _taken(name: str, old: jax.Array | None, new: jax.Array, origin: str, lora: LoraConfig) -> tuple[jax.Array, str]:
-    """Return the initial value of a parameter, and a note if it is not all of the parent's."""
+def _taken(
+    name: str, old: jax.Array | None, new: jax.Array, origin: str, is_table: bool
+) -> tuple[jax.Array, bool, str]:
+    """Return the initial value of a parameter, whether all of it is the parent's, and a note if it is not the same."""
     if old is not None and old.shape == new.shape:
-        return old, ""
+        return old, True, ""
     if is_factor(name):
-        return new, ""
-    is_table = old is not None and name.endswith("embedding") and old.shape[1:] == new.shape[1:]
-    part = name.partition("/")[0]
-    if not is_table and part not in HEADS:
+        return new, True, ""
+    axis = TABLES.get(name, 0)
+    if old is not None and is_table and _without(old.shape, axis) == _without(new.shape, axis):
+        before, now = old.shape[axis], new.shape[axis]
+        common = (*[slice(None)] * axis, slice(min(before, now)))
+        note = f"{name}: {min(before, now):,} of {now:,} rows copied, of {before:,}"
+        return (old[common], True, note) if now <= before else (new.at[common].set(old[common]), False, note)
+    if name.partition("/")[0] not in HEADS:
         found = "nothing" if old is None else old.shape
         raise UserError(
             f"train.init_from={origin!r} has {found} for {name}, this model needs {new.shape}: without "
             "--config, a run takes its parent's model"
         )
-    rows = min(len(old), len(new)) if old is not None and is_table else 0
-    if rows < len(new) and not lora.trains(name):
-        pattern = f"^{part}/" if part in HEADS else f"^{name}$"
-        raise UserError(f"train.init_from={origin!r} lacks part of {name}: add {pattern!r} to model.lora.also")
-    if old is None or not rows:
-        return new, f"{name} is newly initialised"
-    note = f"{name}: {rows:,} of {len(new):,} rows copied, of {len(old):,}"
-    return old[:rows] if rows == len(new) else new.at[:rows].set(old[:rows]), note
+    return new, False, f"{name} is newly initialised"
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _refuse_untrained(names: Sequence[str], origin: str, lora: LoraConfig, freeze: Sequence[str]) -> None:
+    """Raise UserError if one of the parameters that are new, at least in part, would stay as it was drawn."""
+    for name in names:
+        part = name.partition("/")[0]
+        if not lora.trains(name):
+            pattern = f"^{part}/" if part in HEADS else f"^{name}$"
+            raise UserError(f"train.init_from={origin!r} lacks part of {name}: add {pattern!r} to model.lora.also")
+    for pattern in freeze:
+        if frozen := [name for name in names if re.search(pattern, name)]:
+            spared = "|".join(dict.fromkeys(f"{name.partition('/')[0]}/" for name in frozen))
+            other = "leave it out" if pattern.startswith("^") else f"use '^(?!{spared}).*(?:{pattern})'"
+            raise UserError(
+                f"train.init_from={origin!r} lacks part of {frozen[0]}, which train.freeze={pattern!r} would leave as "
+                f"it was drawn: {other}"
+            )
 
 
 def _params_and_steps(

@@ -22,7 +22,7 @@ from jformer.config.options import OF_IMAGES, Config, flatten, own_parts
 from jformer.config.presets import PRESETS, RECIPES
 from jformer.errors import UserError, nearest
 from jformer.integrity import parse_object, refuse_newer, with_digest, without_digest
-from jformer.storage import replace_content
+from jformer.storage import replace_content, run_path
 
 SCHEMA = 1  # of config.json
 LARGEST = 2**31  # exclusive limit of sizes and counts: JAX and sentencepiece use signed 32-bit integers
@@ -31,7 +31,7 @@ LARGEST_FLOAT = 3.4e38  # what float32 can hold
 SEEDS = ("seed", "decode.seed")
 WANTED = {int: "a whole number", float: "a finite number", str: "a text", bool: "a bool, True or False"}
 
-__all__ = ["as_config_dict", "build_section", "default_config", "load_config", "resolve", "save_config"]
+__all__ = ["as_config_dict", "build_section", "child_config", "default_config", "load_config", "resolve", "save_config"]
 
 
 def default_config(preset: str = "transformer_base") -> ConfigDict:
@@ -42,6 +42,20 @@ def default_config(preset: str = "transformer_base") -> ConfigDict:
     config.model.update(PRESETS[preset])
     config.update_from_flattened_dict(RECIPES.get(preset, {}))
     return config
+
+
+def child_config(run: str) -> ConfigDict:
+    """Return the config of a run that starts from another one's weights: that one's, to be modified.
+
+    What its devices and its text decided is open again, and its adapters and word vectors are in its parameters.
+    """
+    values = as_config_dict(load_config(run_path(run) / "config.json"))
+    values.model.lora = default_config().model.lora
+    values.data.update(row_multiple=0, length_multiple=0)
+    values.train.update(init_from=run, source_vectors="", target_vectors="")
+    if values.train.num_epochs:
+        values.train.num_steps = default_config().train.num_steps
+    return values
 
 
 def resolve(config: ConfigDict | Config | Mapping[str, object]) -> Config:

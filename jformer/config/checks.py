@@ -21,10 +21,12 @@ from jformer.config.options import (
     OPTIMIZERS,
     SCHEDULES,
     TASKS,
+    TEST_SCORES,
     TEXT_SCORES,
     TRACKERS,
     WEIGHTS,
     Config,
+    OptimConfig,
     is_open,
     score_commands,
     scores_during,
@@ -148,12 +150,11 @@ def _check_optim(config: Config) -> None:
         if count >= 1 and (count != round(count) or count >= 2**31):
             raise UserError(f"optim.{key}={count} must be whole updates (2147483647 at most), or a share below 1")
     if optim.schedule in ENDING_SCHEDULES:
-        decay = optim.decay_steps(steps) if optim.schedule == "warmup_stable_decay" else 0
-        if optim.warmup_steps(steps) + decay > steps:
-            parts = f"optim.warmup={optim.warmup}" + (f" and optim.decay={optim.decay}" if decay else "")
+        if (ramp := optim.ramp_steps(steps)) > steps:
+            decay = f" and optim.decay={optim.decay}" if ramp > optim.warmup_steps(steps) else ""
             raise UserError(
-                f"{parts} take more updates than train.num_steps={steps}, when optim.schedule={optim.schedule!r} ends: "
-                "give shares of them, such as 0.08"
+                f"optim.warmup={optim.warmup}{decay} take more updates than train.num_steps={steps}, when "
+                f"optim.schedule={optim.schedule!r} ends: give shares of them, such as 0.08"
             )
     elif optim.final_rate and optim.schedule in OPEN_SCHEDULES:
         raise UserError(
@@ -185,7 +186,8 @@ def _check_evaluate(config: Config) -> None:
         if not scores_during(config):
             raise UserError(f"evaluate.during={evaluate.during}: task={config.task!r} has no answers to score")
         allow = check_part if {*TEXT_SCORES} & {*scores_during(config)} else check_choice
-        allow("evaluate.during", name, (*scores_during(config), *commands))
+        if not is_own(config.task):  # whose scores the first validation knows
+            allow("evaluate.during", name, (*scores_during(config), *commands))
     if evaluate.during and not config.train.eval_every:
         raise UserError(f"evaluate.during={evaluate.during} needs evaluations: set train.eval_every")
     if evaluate.weights == "ema" and not config.train.ema_decay:
@@ -397,6 +399,17 @@ def refuse_unread(config: Config) -> None:
     """
     config.data.refuse_unread()
     config.decode.refuse_unread()
+    scorers = [name for name in config.evaluate.scores if is_own(name)]
+    if scorers and not is_own(config.task) and not {*TEXT_SCORES} & {*TEST_SCORES.get(config.task, ())}:
+        raise UserError(f"evaluate.scores={scorers[0]!r} scores texts, and task={config.task!r} is not scored by them: "
+                        "leave it out")  # fmt: skip
+    optim, train = config.optim, config.train
+    if optim.decay != OptimConfig.decay and optim.schedule in SCHEDULES and optim.schedule != "warmup_stable_decay":
+        raise UserError(f"optim.decay={optim.decay} is read by optim.schedule='warmup_stable_decay' only: leave it out")
+    if train.best_by != "loss" and not train.eval_every:
+        raise UserError(f"train.best_by={train.best_by!r} needs evaluations: set train.eval_every")
+    if config.model.lora.rank and not config.model.lora.alpha:
+        raise UserError("model.lora.alpha=0 multiplies the adapters by 0, so they would learn nothing: raise it")
     recurrent = config.model.recurrent
     if (
         config.model.family == "encdec"
@@ -445,9 +458,9 @@ def count_epochs(config: Config, updates: int) -> Config:
     return config
 
 
-def name_base(config: Config) -> Config:
-    """Return the config with the absolute path of the run that adapters modify, to find it from any directory."""
-    if not config.model.lora.rank or in_bucket(run_path(config.train.init_from)):
+def name_parent(config: Config) -> Config:
+    """Return the config with the absolute path of the run that it starts from, to find it from any directory."""
+    if not config.train.init_from or in_bucket(run_path(config.train.init_from)):
         return config
     base = str(run_path(config.train.init_from).absolute())
     return dataclasses.replace(config, train=dataclasses.replace(config.train, init_from=base))

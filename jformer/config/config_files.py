@@ -122,6 +122,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     for key, argument in zip(keys, arguments, strict=True):
         if type(known[key]) is int:
             _check_whole(key, argument.partition("=")[2])
+    arguments = [*dict(zip(keys, arguments, strict=True)).values()]  # the last of each key: lists would be extended
     values = flags.FlagValues()
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["", *arguments])
     try:

@@ -74,6 +74,8 @@ SCORES_DURING = {  # of evaluate.during, by task, and by data.labels for task cl
     "qa": ("exact_match", "f1"),
     "embed": ("retrieval_accuracy",),
 }
+# Keys beside the scores of a test set or of a row of metrics.jsonl.
+BESIDE_SCORES = ("examples", "counts", "checksum", "languages", "trained", "settings", "set", "step", "split")
 WEIGHTS = ("last", "best", "average", "ema")
 
 
@@ -115,6 +117,11 @@ class OptimConfig:
     def warmup_steps(self, num_steps: int) -> int:
         """Return the updates of the warm-up of a run of num_steps updates."""
         return _updates(self.warmup, num_steps)
+
+    def ramp_steps(self, num_steps: int) -> int:
+        """Return the updates of the warm-up and, of a warmup_stable_decay, of the decay."""
+        decay = self.decay_steps(num_steps) if self.schedule == "warmup_stable_decay" else 0
+        return self.warmup_steps(num_steps) + decay
 
     def decay_steps(self, num_steps: int) -> int:
         """Return the updates at the end of a warmup_stable_decay."""

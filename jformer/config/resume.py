@@ -6,6 +6,7 @@ from typing import Any
 from jformer.config.options import Config, flatten, is_open
 from jformer.data.data_config import OF_VOCABULARY
 from jformer.errors import UserError
+from jformer.storage import run_path
 
 # A resumed run may change these: what it computes for a given step stays the same.
 MAY_CHANGE = (
@@ -29,7 +30,8 @@ def with_saved_config(given: Config, saved: Config) -> Config:
     """Return a config with the values that the saved run resolved, where the given config leaves them open.
 
     These are data.row_multiple, data.length_multiple, the dtype for model.dtype=auto, train.num_steps for the same
-    train.num_epochs, and with train.init_from the options of the vocabulary, which is the parent's.
+    train.num_epochs, and with train.init_from its absolute path, if it is only read when the run begins, and the
+    options of the vocabulary, which is the parent's.
     """
     data, train, model = given.data, given.train, given.model
     data = dataclasses.replace(
@@ -40,9 +42,19 @@ def with_saved_config(given: Config, saved: Config) -> Config:
     if saved.train.init_from:
         data = dataclasses.replace(data, **{key: getattr(saved.data, key) for key in OF_VOCABULARY})
     model = dataclasses.replace(model, dtype=saved.model.dtype if model.dtype == "auto" else model.dtype)
+    if train.init_from and not saved.model.lora.rank and _is_same_run(train.init_from, saved.train.init_from):
+        train = dataclasses.replace(train, init_from=saved.train.init_from)
     if train.num_epochs and train.num_epochs == saved.train.num_epochs and train.num_steps > saved.train.num_steps:
         train = dataclasses.replace(train, num_steps=saved.train.num_steps)
     return dataclasses.replace(given, data=data, train=train, model=model)
+
+
+def _is_same_run(given: str, saved: str) -> bool:
+    """Return whether a path names a saved one, whose folder may have moved since it was made absolute."""
+    if "://" in given + saved or not saved:
+        return given == saved
+    parts = run_path(given).parts
+    return run_path(given).absolute() == run_path(saved).absolute() or run_path(saved).parts[-len(parts) :] == parts
 
 
 def resume_config(saved: Config, given: Config, training: bool = True) -> Config:

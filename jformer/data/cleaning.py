@@ -63,6 +63,7 @@ RULES: dict[str, Callable[[str], Drops]] = {
     "characters": _characters,
     "ratio": _ratio,
     "identical": lambda _: lambda pair: bool(pair.source.strip()) and pair.source.strip() == pair.target.strip(),
+    "invalid": lambda _: lambda pair: "\ufffd" in pair.source or "\ufffd" in pair.target,
     "control": lambda _: lambda pair: bool(CONTROL.search(pair.source) or CONTROL.search(pair.target)),
     "source_script": functools.partial(_script, "source"),
     "target_script": functools.partial(_script, "target"),

@@ -42,7 +42,9 @@ OF_VOCABULARY = (  # options of DataConfig that say how a vocabulary is learned
     *("normalization", "split_digits"),
 )
 AUGMENTS = ("flip", "crop", "color", "randaugment")
-CLEANING = r"characters=\d+-\d+|ratio=\d+(\.\d+)?|(source|target)_script=\w+(\+\w+)*|identical|control|duplicates"
+CLEANING = (
+    r"characters=\d+-\d+|ratio=\d+(\.\d+)?|(source|target)_script=\w+(\+\w+)*|identical|invalid|control|duplicates"
+)
 COMPARED = ("ratio", "identical", "source_script")
 READ_TARGETS = ("ratio", "identical", "target_script")  # rules that need a text there, not labels
 LACKING = {  # data.source → the beginnings of rules that read a text that it lacks
@@ -75,8 +77,8 @@ class SourceConfig:
     labels: str = "one"  # classify: an example has one label | several, comma-separated, or none | a number
     invalid: str = "refuse"  # invalid characters (bytes that are not UTF-8, NUL): refuse | replace, counted
     # Training pairs to drop, all counted, with examples in cleaned.jsonl: characters=1-500 | ratio=3 (of characters) |
-    # identical | control (characters) | source_script=LATIN, target_script=CJK+HIRAGANA (half of the letters, by their
-    # Unicode names) | duplicates
+    # identical | invalid (characters, which `invalid` replaced) | control (characters) | source_script=LATIN,
+    # target_script=CJK+HIRAGANA (half of the letters, by their Unicode names) | duplicates
     clean: tuple[str, ...] = ()
     # The split's name: a file stem, optionally with a share (text, tfds), as in "train[:10%]". In data.mixture, "" =
     # none: a corpus that is only scored, such as a language pair that is never trained
@@ -105,7 +107,7 @@ class SourceConfig:
             if not re.fullmatch(CLEANING, rule):
                 raise UserError(
                     f"{name}.clean: {rule!r} is not one of 'characters=1-500', 'ratio=3', 'source_script=LATIN', "
-                    "'target_script=CJK+HIRAGANA', 'identical', 'control' or 'duplicates'"
+                    "'target_script=CJK+HIRAGANA', 'identical', 'invalid', 'control' or 'duplicates'"
                 )
             key, _, value = rule.partition("=")
             least, _, most = value.partition("-")

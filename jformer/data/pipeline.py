@@ -83,6 +83,12 @@ class Batches:
             arrays["image"] = self.augment(arrays["image"], numbers, seed)
         return {"row": numbers.astype(np.int32), **arrays}
 
+    def first_row(self, shape: Shape) -> Arrays:
+        """Return the arrays [1 ·] of a row that holds the first example, of the lengths of a shape."""
+        place = np.zeros(1, np.int64)
+        rows, seed = Rows(place, place, place + 1, place), (self.plan.seed, 0)
+        return self.features.arrays(rows, self.source, self.target, shape._replace(rows=1), seed)
+
 
 def make_batches(
     corpora: Sequence[Corpus], weights: Sequence[float], config: DataConfig, seed: int, features: Features

@@ -266,7 +266,9 @@ def decode(text: bytes, invalid: str = "refuse") -> str:
         if invalid == "replace":
             return text.decode(errors="surrogateescape")
         bad = f"byte {text[error.start]:#04x} at offset {error.start}"
-        raise ValueError(f"invalid UTF-8, {bad}; convert the text to UTF-8 or remove it") from error
+        raise ValueError(
+            f"invalid UTF-8, {bad}; convert the text to UTF-8, remove it or (of data) set data.invalid='replace'"
+        ) from error
 
 
 def admit(text: str, counts: Counter[str], invalid: str = "refuse", lines: bool = False) -> str:

@@ -1,5 +1,7 @@
 """Scores of a test set recomputed from a run's outputs, with intervals by bootstrap (Koehn 2004). No JAX."""
 
+import contextlib
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -13,6 +15,7 @@ from jformer.data.sources.split import Pair
 from jformer.data.tokenizers.lists import NORMALIZATIONS, label_set
 from jformer.errors import UserError
 from jformer.evaluation import records
+from jformer.evaluation.results import SETTINGS
 from jformer.evaluation.score_tables import scored_sets
 from jformer.evaluation.statistics import Ratios, Resampled, paired_bootstrap, paired_bootstrap_of_ratios
 from jformer.tasks.cider import cider_d
@@ -48,6 +51,14 @@ def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs:
     return paired_bootstrap_of_ratios(len(pairs), systems) if len(systems) == len(outputs) else []
 
 
+def as_scored(config: Config, key: str, entry: Mapping[str, Any]) -> Config:
+    """Return the config of a test set with the options of scores that its entry in results.json was computed with."""
+    used = entry.get(SETTINGS, {}).get("evaluate", {})
+    options = {name: used[name] for name in ("tokenize", "lowercase") if name in used}
+    own = config.of_test_set(key)
+    return dataclasses.replace(own, evaluate=dataclasses.replace(own.evaluate, **options))
+
+
 def resample_segments(segments: Sequence[Sequence[float]]) -> list[Resampled]:
     """Return the mean scores by a command, as `resample` does, given the score of each answer; [] if runs lack them."""
     if not all(segments):
@@ -71,7 +82,8 @@ def intervals(config: Config, run: Path, results: Mapping[str, Any]) -> dict[tup
         for name, entry in scores.items():
             resampled = resample_segments([records.segment_scores(run, key, name)])
             if is_resampled(config, name) and name not in TOO_SLOW:
-                resampled = resample(config.of_test_set(key), name, [outputs], pairs)
+                with contextlib.suppress(UserError):  # a tokenizer of BLEU may not be installed here
+                    resampled = resample(as_scored(config, key, results[key]), name, [outputs], pairs)
             for again in resampled:
                 if math.isclose(again.score, entry["score"] or 0.0, abs_tol=1e-6):
                     found[key, name] = again.margin

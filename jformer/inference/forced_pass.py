@@ -4,7 +4,6 @@ Letters in shapes: b rows of a batch, t target positions, s source positions, d 
 l layers, h heads.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import Target, target
 from jformer.parallel.sharding import over_rows
+from jformer.plugins import cached
 from jformer.tasks.crf import allowed_states, pair_shares
 from jformer.tasks.losses import span_log_probs
 from jformer.tasks.noise import MASK, SENTINEL
@@ -62,7 +62,7 @@ def make_scorer(
     return _make_scorer(tuple(models), average, mesh, attend, tokens, target())
 
 
-@functools.lru_cache(KEPT)
+@cached(KEPT)
 def _make_scorer(
     models: tuple[Model, ...], average: str, mesh: Mesh | None, attend: bool, tokens: int, traced_for: Target
 ) -> Scorer:
@@ -286,7 +286,7 @@ def _choice(token: str, others: Sequence[str], likely: np.ndarray, target: int, 
     )
 
 
-@functools.lru_cache(KEPT)
+@cached(KEPT)
 def _make_pass(model: Model, answer: str) -> Any:
     """Return the compiled (parameters, batch) → (intermediates, probabilities [b t v]).
 
@@ -308,7 +308,7 @@ def _make_pass(model: Model, answer: str) -> Any:
     return jax.jit(forced)
 
 
-@functools.lru_cache(KEPT)
+@cached(KEPT)
 def _make_recorder(model: Model, names: tuple[str, ...]) -> Any:
     """Return the compiled (parameters, batch) → name → activation."""
     return jax.jit(lambda params, batch: activations(model, params, batch, names))

@@ -10,7 +10,7 @@ n beams or samples of an input, rows = b·n, v entries of the vocabulary.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import Any, NamedTuple, Protocol, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from jformer.decoding.search import FOLLOW_BEAMS, Cache, Decoded, SearchLoop, St
 from jformer.errors import UserError
 from jformer.inference.one_pass import HEADS
 from jformer.models.batch import Batch
+from jformer.models.layers.transformer import LATER_KEYS
 from jformer.models.lora_config import LARGE
 from jformer.models.model import Model
 from jformer.parallel.activations import constrain_sharding
@@ -114,7 +115,7 @@ def make_setup(
     )
 
 
-@functools.lru_cache(KEPT)
+@plugins.cached(KEPT)
 def make_answer(setup: SearchSetup, answer: str) -> jax.stages.Wrapped:
     """Return the compiled (parameters of every model, batch, room) → arrays that a task's answers are read from.
 
@@ -156,7 +157,10 @@ class OwnSearch(Protocol):
     """What decode.search names as `package.module:function`; docs/parts.md has an example."""
 
     def __call__(self, step: Step, cache: Cache, start: Start, rules: Rules, options: DecodeConfig) -> SearchLoop:
-        """Return a search with decode.samples rows per input, which share no entries of the cache."""
+        """Return a search with decode.samples rows per input, which share no entries of the cache.
+
+        Of its outputs, best first, a run returns decode.n_best.
+        """
 
 
 def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
@@ -188,6 +192,7 @@ def search_ids(
     batch: Batch,
     max_tokens: int,
     prompt: Int[Array, "b p"] | Sequence[Sequence[int]] | None = None,
+    symbols: Symbols = Symbols(),  # noqa: B008  # which is immutable
     **options: Unpack[DecodeOptions],
 ) -> Decoded:
     """Return the outputs of a model for every row of a batch of ids. It needs no run, and may be called inside jit.
@@ -196,13 +201,16 @@ def search_ids(
     are the options of decode that decide on a search.
 
     Args:
-        model: one that generates text, whose ids are those of `data.tokenizers.Symbols` (PAD 0, BOS 1, EOS 2).
+        model: one that generates text.
         params: its parameters.
         batch: the arrays of the source, as `tasks.batch_arrays.make_batch` makes them; empty for a language model,
-            which has a row for each prompt, or one.
+            which has a row for each prompt, or one. A `target_prefix` ends before the last token of the prompt, which
+            the first step of the search reads.
         max_tokens: the maximum number of tokens of an output.
         prompt: the tokens that outputs continue, of any lengths if they are lists; an array has PAD before or after
             them. None = BOS alone.
+        symbols: the special ids; by default those of vocabularies learned here (PAD 0, BOS 1, EOS 2). Those of a run,
+            which an imported one has from its vocabulary, are `run.tokenizers[1].symbols`.
 
     Raises:
         UserError: for a model that writes no text, options that cannot work together, and those of texts and files.
@@ -213,8 +221,9 @@ def search_ids(
     if max_tokens < 1:
         raise UserError(f"max_tokens={max_tokens} must be at least 1: it is the maximum number of tokens of an output")
     settings = _search_options(options, model)
-    symbols, vocabulary = Symbols(), model.config.target_vocab_size or model.config.vocab_size
-    prompt = _prompts(prompt, batch, vocabulary, symbols)
+    vocabulary = model.config.target_vocab_size or model.config.vocab_size
+    prompt, lengths = _prompts(prompt, batch, vocabulary, symbols)
+    _refuse_prefix(model, batch, lengths)
     rows, width = prompt.shape
     last = width - 1 + max_tokens
     if model.config.positions == "learned" and last > model.config.max_length:
@@ -225,11 +234,12 @@ def search_ids(
     asked: SearchBatch = {
         **batch,
         "prompt": prompt,
-        "prompt_length": (prompt != symbols.pad).sum(axis=1),
+        "prompt_length": lengths,
         "limit": jnp.full(rows, max_tokens),
         "line": jnp.arange(rows),
     }
-    may_write = ~np.isin(np.arange(vocabulary), (symbols.pad, symbols.bos))
+    ids: np.ndarray = np.arange(vocabulary)
+    may_write = ~np.isin(ids, (symbols.pad, symbols.bos, *symbols.noise)) | (ids == symbols.eos)
     return begin_search(make_setup([model], settings, may_write, symbols), [params], asked, max_tokens).run()
 
 
@@ -247,37 +257,58 @@ def _search_options(options: DecodeOptions, model: Model) -> DecodeConfig:
     return settings
 
 
+def _refuse_prefix(model: Model, batch: Batch, lengths: Int[Array, " b"]) -> None:
+    """Raise UserError for a prefix that a cache cannot hold."""
+    if "target_prefix" not in batch:
+        return
+    if model.config.positions == "transformer_xl":
+        raise UserError(LATER_KEYS)
+    prefix = jnp.asarray(batch["target_prefix"])
+    if any(isinstance(each, jax.core.Tracer) or not each.is_fully_addressable for each in (prefix, lengths)):
+        return
+    long = np.flatnonzero(np.asarray(prefix).sum(axis=1) >= np.asarray(lengths))
+    if len(long):
+        raise UserError(f"target_prefix: that of row {long[0]} has the last token of the prompt: end it before")
+
+
 def _prompts(
     prompt: Int[Array, "b p"] | Sequence[Sequence[int]] | None, batch: Batch, vocabulary: int, symbols: Symbols
-) -> Int[Array, "b p"]:
-    """Return a prompt for each row of a batch, padded behind: BOS alone if none are given."""
+) -> tuple[Int[Array, "b p"], Int[Array, " b"]]:
+    """Return a prompt for each row of a batch, padded behind, and its length: BOS alone if none are given."""
     arrays: Any = batch.values()
     if prompt is None:
-        return jnp.full((max(map(len, arrays), default=1), 1), symbols.bos, jnp.int32)
-    prompt = padded_behind(prompt, symbols.pad)
-    rows = max(map(len, arrays), default=len(prompt))
-    if len(prompt) != rows:
-        raise UserError(f"a prompt of {len(prompt)} rows for a batch of {rows}: give one to each row")
-    if not isinstance(prompt, jax.core.Tracer) and prompt.is_fully_addressable:
-        _refuse_prompt(np.asarray(prompt), symbols.pad, vocabulary)
-    return prompt
+        rows = max(map(len, arrays), default=1)
+        return jnp.full((rows, 1), symbols.bos, jnp.int32), jnp.ones(rows, jnp.int32)
+    if hasattr(prompt, "shape") and symbols.pad == symbols.bos:
+        raise UserError(f"prompt: padding is bos={symbols.bos}, too: give a list of token ids for each row")
+    tokens, lengths = padded_behind(prompt, None if symbols.pad == symbols.bos else symbols.pad)
+    rows = max(map(len, arrays), default=len(tokens))
+    if len(tokens) != rows:
+        raise UserError(f"a prompt of {len(tokens)} rows for a batch of {rows}: give one to each row")
+    if not isinstance(tokens, jax.core.Tracer) and tokens.is_fully_addressable:
+        _refuse_prompt(np.asarray(tokens), np.asarray(lengths), symbols.bos, vocabulary)
+    return tokens, lengths
 
 
-def _refuse_prompt(prompt: np.ndarray, pad: int, vocabulary: int) -> None:
+def _refuse_prompt(prompt: np.ndarray, lengths: np.ndarray, bos: int, vocabulary: int) -> None:
     """Raise UserError for a row that holds no token, or one outside the vocabulary."""
-    empty = np.flatnonzero((prompt == pad).all(axis=1))
+    empty = np.flatnonzero(lengths == 0)
     if len(empty):
-        raise UserError(f"prompt: row {empty[0]} has no token; begin it with bos={Symbols().bos}")
+        raise UserError(f"prompt: row {empty[0]} has no token; begin it with bos={bos}")
     foreign = prompt[(prompt < 0) | (prompt >= vocabulary)]
     if foreign.size:
         raise UserError(f"prompt: the token id {foreign[0]} is outside the model's vocabulary, 0 to {vocabulary - 1}")
 
 
-def padded_behind(rows: Int[Array, "b p"] | Sequence[Sequence[int]], pad: int) -> Int[Array, "b p"]:
-    """Return sequences of tokens as an array with its padding behind them.
+def padded_behind(
+    rows: Int[Array, "b p"] | Sequence[Sequence[int]], pad: int | None
+) -> tuple[Int[Array, "b p"], Int[Array, " b"]]:
+    """Return sequences of tokens, without `pad`, as an array with 0 behind them, and their lengths.
 
-    >>> padded_behind(jnp.array([[0, 0, 7], [8, 9, 0]]), pad=0).tolist(), padded_behind([[7], [8, 9]], pad=0).tolist()
-    ([[7, 0, 0], [8, 9, 0]], [[7, 0], [8, 9]])
+    >>> [each.tolist() for each in padded_behind(jnp.array([[3, 3, 7], [8, 9, 3]]), pad=3)]
+    [[[7, 0, 0], [8, 9, 0]], [1, 2]]
+    >>> [each.tolist() for each in padded_behind([[3], [8, 3]], pad=None)]
+    [[[3, 0], [8, 3]], [1, 2]]
 
     Raises UserError for other shapes, and where there is no row.
     """
@@ -286,10 +317,16 @@ def padded_behind(rows: Int[Array, "b p"] | Sequence[Sequence[int]], pad: int) -
     if not fits or not len(rows):
         raise UserError("prompt: give a list of token ids for each row, or an array [b p] of them")
     if shape is None:
-        width = max(map(len, rows), default=0)
-        return jnp.array([[*row, *[pad] * (width - len(row))] for row in rows], jnp.int32)
+        given = cast(Sequence[Sequence[int]], rows)
+        width = max(map(len, given))
+        padded = [[*row, *[pad or 0] * (width - len(row))] for row in given]
+        if pad is None:
+            return jnp.array(padded, jnp.int32), jnp.array([*map(len, given)], jnp.int32)
+        rows = jnp.array(padded, jnp.int32)
     tokens = jnp.asarray(rows)
-    return jnp.take_along_axis(tokens, jnp.argsort(tokens == pad, axis=1, stable=True), axis=1)
+    gone = jnp.equal(tokens, -1 if pad is None else pad)
+    order = jnp.argsort(gone, axis=1, stable=True)
+    return jnp.take_along_axis(jnp.where(gone, 0, tokens), order, axis=1), (~gone).sum(axis=1)
 
 
 def _begin(
@@ -320,7 +357,7 @@ def _begin(
 def start_cache(apply: Callable[..., Any], batch: Batch, rows: int, entries: int) -> Cache:
     """Encode the sources of a batch with a model's `apply`; return the cache of a decoder that has read nothing yet."""
     cache: Cache = apply(apply(batch, method="encode"), rows, entries, method="start")
-    if "target_prefix" in batch:
+    if "target_prefix" in batch and "entries" in cache:  # a recurrent state has no later positions to see
         cache["self"]["prefix"] = batch["target_prefix"].sum(axis=1, dtype=jnp.int32)
     return cache
 

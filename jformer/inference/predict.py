@@ -48,7 +48,7 @@ from jformer.integrity import digest_of
 from jformer.models.interventions import Intervention, intervene
 from jformer.models.parts import count_params, overlaid, unshared
 from jformer.parallel.mesh import make_mesh
-from jformer.tasks.task import MASKS, VECTOR
+from jformer.tasks.task import MASKS, SPAN, VECTOR
 
 if TYPE_CHECKING:
     from jformer.config.options import Config
@@ -299,14 +299,16 @@ class Predictor:
         """Return the source and the target that a line has for `attend`, a TAB between them; a target may be left out.
 
         For mlm and denoise the line is a text, for question answering the source has the first TAB, and of a classifier
-        the last part is a target only if it is a label.
+        the last part is a target only if it is a label. Sources of several texts have all TABs.
         """
         if self.task.restores:
             return line, None
-        if self.config.task == "classify":
+        if self.task.answer in ("label", "labels", "number"):
             texts, tab, last = line.rpartition("\t")
             return (texts, last) if tab and _is_label(last, self.tokenizers[1]) else (line, None)
-        sources = 2 if self.config.task == "qa" else 1
+        if self.task.answer != SPAN and self.inputs.encoder.source.parts:
+            return line, None
+        sources = 2 if self.task.answer == SPAN else 1
         parts = line.split("\t", sources)
         return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
 

@@ -21,7 +21,7 @@ from jformer.config.resume import resume_config
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
-from jformer.models import build_model
+from jformer.models import ModelConfig, build_model
 from jformer.models.interventions import intervened_as
 from jformer.models.model import Model
 from jformer.parallel.mesh import make_mesh
@@ -60,9 +60,9 @@ def saved_config(
 def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Trained:
     """Read a trained run with the weights that `evaluate.weights` names, to compute in decode.dtype.
 
-    Its model takes batches of your own, of which a row may hold several texts, or padding in front. `overrides`
-    replaces the saved config. Without a mesh, that of `overrides` is made, or one of all devices. Raises UserError if
-    there is no run, and if the mesh cannot share its heads.
+    Its model takes batches of your own, of which a row may have padding in front, or hold several texts (a recurrent
+    model reads them as one). `overrides` replaces the saved config. Without a mesh, that of `overrides` is made, or one
+    of all devices. Raises UserError if there is no run, and if the mesh cannot share its heads.
     """
     run = restore_to_answer(workdir, overrides, mesh)
     execution = dataclasses.replace(run.model.config.execution, rows=run.config.model.execution.rows)
@@ -135,6 +135,15 @@ def save_run(
     write_run(path, config, sides, traverse_util.unflatten_dict(placed, sep="/"))
 
 
+def _barely_read(model: ModelConfig) -> tuple[str, ...]:
+    """Return the poolings of a position whose recurrent state, at least in one direction, has read one token."""
+    if not model.recurrent.cell:
+        return ()
+    if model.recurrent.bidirectional:
+        return ("first", "last")
+    return ("last",) if model.recurrent.reverse_source else ("first",)
+
+
 def embedding_run(run: Trained) -> Trained:
     """Return a run whose answers are vectors, which decode.pooling takes from the model of another one.
 
@@ -148,6 +157,8 @@ def embedding_run(run: Trained) -> Trained:
         raise UserError("decode.pooling='pooler': the model has no pooler; use 'mean', 'first' or 'last'")
     if pooling == "first" and model.family == "decoder":
         raise UserError("decode.pooling='first' takes BOS in a decoder: use 'last' or 'mean'")
+    if pooling in _barely_read(model):
+        raise UserError(f"decode.pooling={pooling!r} reads a recurrent state that has read one token: use 'mean'")
     data = dataclasses.replace(config.data, batching="buckets", overlong="cut", vocab_shared=True, source="files")
     if run.task.answer != VECTOR:  # a text is as long as those that the run reads
         written = model.family == "decoder" or run.task.answer == ""

@@ -3,7 +3,6 @@
 Letters in shapes: t steps, n beams, k continuations of a beam that are considered; of one sentence, so without b.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,9 +21,10 @@ from jformer.inference.batching import NBest, batch_rows, read_row, sorted_batch
 from jformer.inference.generation import KEPT, SearchBatch, SearchSetup, beam_arguments, compile_over_rows
 from jformer.inference.inputs import Inputs
 from jformer.inference.one_pass import HEADS
+from jformer.plugins import cached
 
 
-@functools.lru_cache(KEPT)
+@cached(KEPT)
 def make_recorder(setup: SearchSetup) -> jax.stages.Wrapped:
     """Return the compiled (parameters of every model, batch, room) → (Decoded, Trace): a search and all its candidates.
 

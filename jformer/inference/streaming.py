@@ -24,6 +24,7 @@ from jformer.inference.generation import KEPT, XLA_OPTIONS, SearchBatch, SearchS
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 from jformer.parallel.backend import xla_options
+from jformer.plugins import cached
 
 STEPS = 2  # tokens between updates of a stream: each update costs a fraction of a step of a small model
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # an incomplete character, decoded
@@ -46,7 +47,7 @@ def refuse_streaming(answer: str, options: DecodeConfig) -> None:
         raise UserError(f"{key} chooses among whole outputs, which cannot be streamed: leave out `stream`")
 
 
-@functools.lru_cache(KEPT)
+@cached(KEPT)
 def make_stream(setup: SearchSetup) -> tuple[jax.stages.Wrapped, jax.stages.Wrapped]:
     """Return a search as two compiled programs: one makes the first state, one advances a state.
 

@@ -6,11 +6,11 @@ length)` → cache and `extend(cache, tokens, valid)` → (hidden, cache). The m
 reading a config needs no jax.
 """
 
-import functools
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from jformer import plugins
 from jformer.errors import UserError
 from jformer.models.model import Model
 from jformer.models.model_config import ExecutionConfig, ModelConfig
@@ -57,6 +57,13 @@ def build_model(config: ModelConfig) -> Model:
         raise UserError("model.head.num_classes=0: a vision model needs its number of classes")
     if config.family != "vit" and not config.vocab_size:
         raise UserError("model.vocab_size=0: a model of texts needs its number of tokens")
+    if config.head.crf and not config.head.num_classes:
+        raise UserError("model.head.crf=True: a chain of classes needs their number, model.head.num_classes")
+    if config.family != "encdec" and config.target_vocab_size not in (0, config.vocab_size):
+        raise UserError(
+            f"model.target_vocab_size={config.target_vocab_size} is read by family='encdec' only: others have one "
+            f"vocabulary, of model.vocab_size={config.vocab_size}"
+        )
     families = RECURRENT if config.recurrent.cell else FAMILIES
     model: Model = __getattr__(families[config.family])(config)
     model = __getattr__("TextVectors")(model) if config.head.vectors else model
@@ -68,7 +75,7 @@ def init_params(model: Model, key: "jaxtyping.Array") -> "jaxtyping.PyTree":
     return _draw()(model, key)
 
 
-@functools.cache
+@plugins.cached(1)
 def _draw() -> "Callable[[Model, jaxtyping.Array], jaxtyping.PyTree]":
     """Return (model, key) → parameters as one program, traced only once for equal models.
 

@@ -13,7 +13,8 @@ class Batch(TypedDict, total=False):
 
     For an image, `image` replaces the source's arrays.
 
-    Segment 0 is padding; texts that share a row have segments 1, 2, … on both sides.
+    Segment 0 is padding; texts that share a row have segments 1, 2, … on both sides, which recurrent models read as one
+    text.
     """
 
     source: Int[Array, "b s"]

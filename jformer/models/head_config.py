@@ -32,3 +32,12 @@ class HeadConfig:
         read = HeadConfig(bias=self.bias, vectors=self.vectors, pooling=pooling)
         if family not in ("encoder", "vit") and self != read:
             raise UserError(f"model.head, except its bias, is read by encoder and vit, not by family={family!r}")
+        if self.vectors and (family == "vit" or self.num_classes or self.crf):
+            raise UserError(
+                "model.head.vectors=True gives one vector for each text: it needs another family than 'vit', "
+                "num_classes=0 and crf=False"
+            )
+        if self.vectors and self.pooling == "none":
+            raise UserError("model.head.pooling='none' gives no single vector: use 'mean', 'first' or 'last'")
+        if self.crf and family == "vit":
+            raise UserError("model.head.crf=True is for a class of every word, and family='vit' has one for an image")

@@ -14,7 +14,6 @@ Letters: b rows, t query positions, s key positions, h heads, u size of a value,
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -29,6 +28,7 @@ from jformer.errors import UserError
 from jformer.models.batch import Batch, example_batch
 from jformer.models.model import Model, Wrapped
 from jformer.models.parts import STACKED
+from jformer.plugins import cached
 
 Intervention = Callable[[Array, Array | int], Array]
 """(an activation, the number of its layer from 0) → its replacement. Outside of stacks the layer is 0."""
@@ -192,7 +192,7 @@ def _recorded(name: str, value: Array, layer: Array | int, module: Any) -> Array
     return value
 
 
-@functools.lru_cache(64)
+@cached(64)
 def _replaceable(model: Model) -> frozenset[str]:
     """Return the names of all activations that can be replaced."""
     names = set[str]()

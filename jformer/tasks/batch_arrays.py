@@ -4,7 +4,8 @@ Letters in shapes: a microbatches of an update, b rows.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import jax
@@ -24,10 +25,12 @@ __all__ = ["Batch", "abstract_batch", "id_limits", "make_batch", "place_batch"]
 
 
 Ids = Sequence[Sequence[int]] | np.ndarray
-"""The ids of each row, all of them tokens, or an array [b t] padded with PAD."""
+"""The ids of each row, all of them tokens, or an array [b t] with padding."""
 
 
-def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = BOS, **arrays: np.ndarray) -> Batch:
+def make_batch(
+    source: Ids | None = None, target: Ids | None = None, bos: int = BOS, pad: int = PAD, **arrays: np.ndarray
+) -> Batch:
     """Return a batch [b …] made from ids alone, one example a row.
 
     Segments are 1 where there is a token, positions and rows count from 0, the decoder reads `bos` and the preceding
@@ -36,6 +39,7 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
     Args:
         source, target: the ids of either side; None if the model has no such side.
         bos: the first input of the decoder.
+        pad: the padding of arrays of ids. Imported vocabularies have their own, as in `run.tokenizers[1].symbols.pad`.
         arrays: further arrays (an image; classes as target_out), or replacements (the segments and positions of packed
             rows). `weights` of a given `target_out` default to 1, or to those of `target` if it has that shape.
 
@@ -56,7 +60,8 @@ def make_batch(source: Ids | None = None, target: Ids | None = None, bos: int = 
         for row, each in zip(ids, given, strict=True):
             row[: len(each)] = each
         lengths = np.array([*map(len, given)])[:, None]
-        real = (ids != PAD if hasattr(given, "shape") else np.arange(ids.shape[1]) < lengths).astype(np.int32)
+        real = (ids != pad if hasattr(given, "shape") else np.arange(ids.shape[1]) < lengths).astype(np.int32)
+        ids = ids * real  # padding may be past the vocabulary
         positions = real * (np.cumsum(real, axis=1, dtype=np.int32) - 1)  # arrays may be padded in front
         for name in (f"{side}_{kind}" for kind in ("segments", "positions", "types")):
             if name in arrays and np.shape(arrays[name]) != ids.shape:
@@ -100,7 +105,12 @@ def source_is_prefix(model: ModelConfig, answer: str) -> bool:
 
 
 def abstract_batch(
-    model: ModelConfig, answer: str, shape: Shape, mesh: Mesh, accumulation: int = 1
+    model: ModelConfig,
+    answer: str,
+    shape: Shape,
+    mesh: Mesh,
+    accumulation: int = 1,
+    others: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes [a b …] of a task's batch, with the shardings of `put_batch`.
 
@@ -110,6 +120,7 @@ def abstract_batch(
         shape: the rows of all microbatches together, and the positions of either side.
         mesh: the mesh that splits b.
         accumulation: a, which divides the rows.
+        others: rows of such a batch, with the arrays that a user-defined task adds.
     """
     lengths: dict[str, tuple[int, ...]] = {"row": ()}
     if model.family in ("encdec", "encoder") and not model.reads_images:
@@ -127,7 +138,10 @@ def abstract_batch(
     if model.pooled:
         predicted = model.head.num_classes if answer == "labels" else 1
     lengths |= {"weights": (predicted,)} | ({} if model.head.vectors else {"target_out": (predicted,)})
-    dtypes = {"weights": jnp.float32, "image": jnp.uint8, "target_prefix": jnp.bool_}
+    dtypes: dict[str, Any] = {"weights": jnp.float32, "image": jnp.uint8, "target_prefix": jnp.bool_}
+    added = {name: array for name, array in others.items() if name not in lengths}
+    lengths |= {name: array.shape[1:] for name, array in added.items()}
+    dtypes |= {name: jax.dtypes.canonicalize_dtype(array.dtype) for name, array in added.items()}
     sharding = NamedSharding(mesh, PartitionSpec(None, *EVERY_ROW))
     lead = (accumulation, shape.rows // accumulation)
     return {

@@ -3,7 +3,6 @@
 Letters in shapes: b rows of a batch, d d_model.
 """
 
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -19,6 +18,7 @@ from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models.batch import Batch
+from jformer.plugins import cached
 from jformer.tasks import features
 from jformer.tasks.features import OURS
 from jformer.tasks.losses import Project, contrastive
@@ -77,7 +77,7 @@ def embed(
     )
 
 
-@functools.lru_cache(KEPT)
+@cached(KEPT)
 def pair_loss(temperature: float, label_smoothing: float, symmetric: bool) -> TaskLoss:
     """Return the contrastive loss of the vectors of each pair, in one direction or as the mean of both."""
 

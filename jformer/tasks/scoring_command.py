@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jformer import plugins
-from jformer.config.options import Config, score_commands
+from jformer.config.options import BESIDE_SCORES, Config, score_commands
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
@@ -44,7 +44,9 @@ class Segment(NamedTuple):
 
 def check_commands(config: Config) -> None:
     """Raise UserError early for a command that `segment_scores` cannot start."""
-    for command in score_commands(config.evaluate).values():
+    for name, command in score_commands(config.evaluate).items():
+        if name in BESIDE_SCORES:
+            raise UserError(f"{KEY}={command!r}: no score may be named {name!r}: rename its file")
         plugins.check_command(KEY, command)
         if processes.is_main_process() and not shutil.which(program := shlex.split(command)[0]):
             raise UserError(f"{KEY}={command!r} cannot be started: there is no program {program!r}")

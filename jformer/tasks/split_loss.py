@@ -1,7 +1,6 @@
 """The loss of a model on a split. Letters in shapes: a microbatches, b rows of each."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ from jformer.models.batch import Batch
 from jformer.parallel import processes
 from jformer.parallel.backend import Target, target
 from jformer.parallel.sharding import sum_over_parts
+from jformer.plugins import cached
 from jformer.tasks.batch_arrays import place_batch
 from jformer.tasks.sums import LossFn, Sums, add_up, sum_over_microbatches
 from jformer.tasks.task import Task
@@ -92,7 +92,7 @@ def make_eval_step(loss: LossFn, mesh: Mesh) -> EvalStep:
     return _make_eval_step(loss, mesh, target())
 
 
-@functools.lru_cache(KEPT)
+@cached(KEPT)
 def _make_eval_step(loss: LossFn, mesh: Mesh, traced_for: Target) -> EvalStep:
     def local(params: PyTree, batch: Batch) -> Sums:
         return sum_over_microbatches(lambda rows: loss(params, rows, None), batch)

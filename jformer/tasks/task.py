@@ -3,7 +3,6 @@
 Letters in shapes: b rows of a batch, t positions, d d_model.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, Unpack
 
@@ -82,13 +81,10 @@ def make_loss(model: Model, task_loss: TaskLoss, r_drop: float = 0.0) -> LossFn:
     paper's loss, so that alpha 0 has the gradient of one pass. Losses are cached by model, task loss and alpha, so that
     a later run reuses compiled programs; a task loss that is not hashable is joined anew.
     """
-    try:
-        return _joined(model, task_loss, r_drop)
-    except TypeError:
-        return _joined.__wrapped__(model, task_loss, r_drop)
+    return _joined(model, task_loss, r_drop)
 
 
-@functools.lru_cache(KEPT)
+@plugins.cached(KEPT)
 def _joined(model: Model, task_loss: TaskLoss, r_drop: float) -> LossFn:
     def loss(params: PyTree, batch: Batch, key: Key[Array, ""] | None) -> Sums:
         def project(hidden: Array) -> Array:
@@ -126,7 +122,7 @@ def adapted_params(adapter: Adapter, params: PyTree) -> PyTree:
     return adapter.apply({name: tree for name, tree in params.items() if name != ADAPTER}, params[ADAPTER])
 
 
-@functools.lru_cache(KEPT)
+@plugins.cached(KEPT)
 def adapted_loss(loss: LossFn, adapter: Adapter) -> LossFn:
     """Return the loss as a function of parameters {**base, "adapter": …}.
 
@@ -163,7 +159,7 @@ def sized(
     return model_config.with_vocabulary(source_vocab + symbols, target_vocab + symbols)
 
 
-@functools.lru_cache(KEPT)
+@plugins.cached(KEPT)
 def token_loss(label_smoothing: float) -> TaskLoss:
     """Return label-smoothed cross-entropy over the tokens of `target_out` that have weight."""
 
@@ -173,7 +169,7 @@ def token_loss(label_smoothing: float) -> TaskLoss:
     return loss
 
 
-@functools.lru_cache(KEPT)
+@plugins.cached(KEPT)
 def own_loss(name: str, task_loss: TaskLoss) -> TaskLoss:
     """Return the loss that optim.loss names, with the task's sums that it leaves out, such as `nll` and `correct`.
 

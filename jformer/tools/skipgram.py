@@ -63,13 +63,16 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m jformer.skipgram", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--input", required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", required=True)
     for field in dataclasses.fields(SkipGramOptions):
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
     given = vars(parser.parse_args(argv))
     texts, output = [Path(name) for name in given.pop("input").split(",")], given.pop("output")
     try:
         with os_errors_as_user_errors():
+            if "://" in output:
+                raise UserError(f"--output={output}: vectors are written to a disk: name a file here, and copy it")
+            output = Path(output)
             check_output(output, texts)
             vocabulary, vectors = train_vectors(texts, SkipGramOptions(**given), lambda line: print(line, flush=True))
             write_vectors(output, vocabulary, vectors)

@@ -3,7 +3,9 @@
 New ones are drawn from the seed; parameters of another run and pretrained word vectors may replace them.
 """
 
+import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,12 +17,14 @@ from jaxtyping import PyTree
 from jformer.checkpoints.checkpoint import Checkpoints, Restored
 from jformer.checkpoints.weights import HEADS_OF_LABELS, adopt, load_parent, refuse_other_base
 from jformer.checkpoints.word_vectors import match
-from jformer.config.options import Config, TrainConfig
-from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, Tokenizer
+from jformer.config import load_config
+from jformer.config.options import Config, TrainConfig, flatten
+from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer, Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import ModelConfig, init_params
 from jformer.models.lora import rounded
+from jformer.models.lora_config import LoraConfig
 from jformer.models.model import Model
 from jformer.parallel.sharding import abstract_like, device_bytes, parameter_names, state_shardings
 from jformer.storage import run_path
@@ -29,6 +33,11 @@ from jformer.training.machine import refuse_state
 from jformer.training.state import Progress, TrainState, as_items, from_items
 
 LABELS_SHOWN = 5  # in a note
+# Options of a model that its parameters do not depend on, or whose other values have other parameters.
+TRAINED_WITH = re.compile(
+    r".*drop|.*vocab_size|.*max_length|d_|num_(layers|decoder|kv)|dtype|precision|init|execution\.|lora\.|"
+    r"head\.(?!pooling|pooler_activation)|vision\.(?!mean|deviation)"
+)
 
 
 def open_state(
@@ -76,19 +85,31 @@ def _progress(restored: Restored, checkpoints: Checkpoints) -> Progress:
 
 
 def inherit(
-    config: Config, tokenizers: Sequence[Tokenizer], mesh: Mesh, params: PyTree
+    config: Config, tokenizers: Sequence[Tokenizer], mesh: Mesh, params: PyTree, new: bool = True
 ) -> tuple[PyTree, list[str], str]:
     """Return the new parameters with those of train.init_from and of word vectors, notes, and the parent's digest.
 
-    Raises UserError if they do not fit the model, or are not finite.
+    Args:
+        config: of the run.
+        tokenizers: of the run, whose labels and numbers may be others than the parent's.
+        mesh: where the parent's parameters are placed.
+        params: the parameters that were drawn.
+        new: False for a run of adapters that is resumed: it takes from its parent what it took when it began.
+
+    Raises:
+        UserError: they do not fit the model, or are not finite.
     """
     notes, digest = list[str](), ""
     if config.train.init_from:
         parent = load_parent(config.train.init_from, mesh)
-        other = other_labels(config.train.init_from, tokenizers[1])
+        origin, lora, before = config.train.init_from, config.model.lora, target_of(config.train.init_from)
+        other = other_answers(origin, before, tokenizers[1], new)
         kept = {name: part for name, part in parent.params.items() if not other or name not in HEADS_OF_LABELS}
-        params, notes = adopt(kept, params, config.train.init_from, config.model.lora)
-        notes += other
+        if new:
+            kept = in_unit(kept, before, tokenizers[1], origin, lora)
+        params, notes = adopt(kept, params, origin, lora, config.train.freeze, new)
+        notes += other if len(kept) < len(parent.params) else []
+        notes += other_options(origin, config.model)
         params = rounded(config.model.lora, params)
         digest = parent.digest
     params, coverage = put_vectors(config.train, config.model, tokenizers, params)
@@ -97,16 +118,61 @@ def inherit(
     return params, notes + coverage, digest
 
 
-def other_labels(origin: str, target: Tokenizer) -> list[str]:
-    """Return a note if the parent learned other labels, which its head is of no use for."""
-    if not isinstance(target, LabelTokenizer):
-        return []
-    parent = load_tokenizers(run_path(origin) / "tokenizer")[1]
-    if not isinstance(parent, LabelTokenizer) or parent.tokens == target.tokens:
+def target_of(run: str) -> Tokenizer:
+    """Return the tokenizer of a run's targets."""
+    return load_tokenizers(run_path(run) / "tokenizer")[1]
+
+
+def in_unit(params: PyTree, before: Tokenizer, now: Tokenizer, origin: str, lora: LoraConfig) -> PyTree:
+    """Return a parent's parameters with the output of its head, if it gives numbers, in the unit of this run.
+
+    Args:
+        params: of the parent.
+        before, now: the tokenizers of the parent's targets and of this run's.
+        origin: the parent's workdir, for errors.
+        lora: which parameters train beside adapters.
+
+    Raises:
+        UserError: adapters would keep the parent's own head.
+    """
+    if not (isinstance(before, NumberTokenizer) and isinstance(now, NumberTokenizer)):
+        return params
+    scale, shift = before.deviation / now.deviation, (before.mean - now.mean) / now.deviation
+    if "classifier" not in params or (scale, shift) == (1, 0):
+        return params
+    if not all(lora.trains(f"classifier/{name}") for name in params["classifier"]):
+        raise UserError(
+            f"train.init_from={origin!r} gives numbers with the mean {before.mean:g} and the deviation "
+            f"{before.deviation:g}, not {now.mean:g} and {now.deviation:g}: add '^classifier/' to model.lora.also"
+        )
+    head = {name: leaf * scale + shift * (name == "bias") for name, leaf in params["classifier"].items()}
+    return {**params, "classifier": head}
+
+
+def other_answers(origin: str, parent: Tokenizer, target: Tokenizer, new: bool = True) -> list[str]:
+    """Return a note if the parent learned other answers (labels, numbers, spans), which its head is of no use for."""
+    kinds = [isinstance(each, LabelTokenizer) + 2 * isinstance(each, NumberTokenizer) for each in (parent, target)]
+    if kinds[0] != kinds[1] and new:
+        return [f"init_from {origin}: its head has answers of another kind"]
+    if kinds != [1, 1] or parent.tokens == target.tokens:
         return []
     labels = (each.tokens[NUM_SYMBOLS:] for each in (parent, target))
     before, now = (", ".join([*each[:LABELS_SHOWN], *["…"] * (len(each) > LABELS_SHOWN)]) for each in labels)
     return [f"init_from {origin}: its labels are {before}, those of this run {now}"]
+
+
+def other_options(origin: str, model: ModelConfig) -> list[str]:
+    """Return a note for each option of the parent's model whose other value computes with its parameters differently.
+
+    Options of size need no note: other shapes are refused.
+    """
+    before = dataclasses.asdict(load_config(run_path(origin) / "config.json").model)
+    pairs = zip(flatten(before).items(), flatten(dataclasses.asdict(model)).values(), strict=True)
+    return [
+        f"init_from {origin}: it was trained with model.{key}={old!r}, and this run has {new!r}"
+        for (key, old), new in pairs
+        if old != new and (not TRAINED_WITH.match(key) or (model.shared_layers and key.endswith("_layers")))
+    ]
 
 
 def _refuse_not_finite(params: PyTree, train: TrainConfig) -> None:

@@ -142,7 +142,7 @@ def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: 
     return _build_optimizer(model, options, params, tuple(freeze))
 
 
-@functools.lru_cache(KEPT)
+@plugins.cached(KEPT)
 def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams, freeze: Sequence[str]) -> Optimizer:
     schedule = make_schedule(options.schedule, options.learning_rate, params)
     shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))

@@ -5,7 +5,6 @@
 Letters in shapes: a microbatches of an update, b rows, · any further axes.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from jformer.models.parts import in_stacks, join, split
 from jformer.parallel.activations import constrain_sharding
 from jformer.parallel.backend import Target, target, xla_options
 from jformer.parallel.sharding import parameter_specs, replicated, state_shardings, sum_over_parts
+from jformer.plugins import cached
 from jformer.tasks.sums import LossFn, Scalar, Sums, sum_over_microbatches
 from jformer.training.state import TrainState
 
@@ -180,7 +180,7 @@ def make_train_step(
     return _make_train_step(loss, tx, mesh, seed, ema_decay, (tuple(marks), tree), keeps_finite, target())
 
 
-@functools.lru_cache(KEPT)
+@cached(KEPT)
 def _make_train_step(
     loss: LossFn,
     tx: optax.GradientTransformation,

@@ -720,8 +720,39 @@ def test_a_saved_config_with_a_key_twice_is_refused(tmp_path):
     ({"decode.diversity": 2.0, "decode.beam_size": 1}, ""),  # greedy search ranks nothing
     ({"decode.diversity": 2.0, "decode.search": "my:search"}, ""),
     ({"decode.diversity": 2.0, "decode.beam_groups": 2}, ""),
+    ({"optim.decay": 0.3}, "optim.decay=0.3 is read by optim.schedule='warmup_stable_decay' only"),
+    ({"optim.decay": 0.3, "optim.schedule": "my:schedule"}, ""),
+    ({"train.best_by": "accuracy", "train.eval_every": 0}, "train.best_by='accuracy' needs evaluations"),
+    ({"model.lora.rank": 4, "model.lora.alpha": 0.0, "train.init_from": "runs/a"}, "model.lora.alpha=0 multiplies"),
+    ({"evaluate.scores": ("my:auc",), "task": "classify", "model.family": "encoder", "data.source": "labelled"},
+     "evaluate.scores='my:auc' scores texts, and task='classify' is not scored by them"),
+    ({"evaluate.scores": ("my:auc",), "task": "my:task"}, ""),
+    ({"evaluate.during": ("span_f1",), "task": "my:task", "train.best_by": "span_f1"}, ""),
 ])  # fmt: skip
 def test_what_others_leave_without_effect_is_refused_in_a_new_run_and_a_saved_one_opens(options, says):
     config = with_keys(default_config(), options)
     with pytest.raises(UserError, match=re.escape(says)) if says else contextlib.nullcontext():
         checks.refuse_unread(config)
+
+
+def test_the_last_of_two_lists_counts_as_the_last_of_two_numbers_does():
+    given = ["--config.data.test=a", "--config.data.test=b=c", "--config.seed=1", "--config.seed=2"]
+    config = resolve(override(default_config(), given))
+    assert (config.data.test, config.seed) == (("b=c",), 2)
+    assert resolve(override(default_config(), [*given, "--config.data.test="])).data.test == ()
+
+
+def test_a_parent_is_found_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = resolve(with_values({"train.init_from": "runs/a"}))
+    saved = checks.name_parent(given)
+    assert saved.train.init_from == str(tmp_path / "runs" / "a")
+    assert resume.resume_config(saved, given) == saved
+    assert resume.resume_config(given, saved) == given  # of a run that an older version began
+    monkeypatch.chdir("/")
+    assert resume.resume_config(saved, given) == saved  # its folder was moved
+    adapters = {"train.init_from": saved.train.init_from, "model.lora.rank": 2}
+    moved = resolve(with_values(adapters | {"train.init_from": "runs/a"}))
+    assert resume.resume_config(resolve(with_values(adapters)), moved).train.init_from == "runs/a"  # to be read there
+    with pytest.raises(UserError, match=r"train\.init_from='runs/b' but this workdir was trained with"):
+        resume.resume_config(saved, resolve(with_values({"train.init_from": "runs/b"})))

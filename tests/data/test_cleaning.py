@@ -21,6 +21,7 @@ BAD = {
     "characters=3-20": [Pair("ab", "abc"), Pair("abc", "x" * 21)],
     "ratio=2.5": [Pair("abcd", "abcdefghijk")],
     "identical": [Pair("the same ", "the same")],
+    "invalid": [Pair("caf\ufffd", "ein Café"), Pair("a café", "ein Caf\ufffd")],
     "control": [
         Pair("a\x00b", "a b"),
         Pair("a b", "a\u202eb"),
@@ -35,6 +36,7 @@ FINE = {
     "characters=3-20": [GOOD, Pair("", "abc")],
     "ratio=2.5": [Pair("abcd", "abcdefghij"), Pair("", "a text without a source")],
     "identical": [GOOD, Pair("", "")],
+    "invalid": [GOOD, Pair("a\x00b", "⁇")],
     "control": [GOOD, Pair("a\tb", "ä €\u00a0…"), Pair("", "one\ntwo\r\n\nthree")],
     "source_script=LATIN": [Pair("über 100 µm, π", ""), Pair("12 – 7", "")],
     "target_script=CJK+HIRAGANA": [Pair("x", "家にいる DNA")],

@@ -11,7 +11,8 @@ from sacrebleu import TER
 from jformer.config import resolve, save_config
 from jformer.config.config_files import with_keys
 from jformer.data.sources.split import Pair
-from jformer.evaluation import records
+from jformer.errors import UserError
+from jformer.evaluation import records, resampling
 from jformer.evaluation.resampling import intervals, is_resampled, resample
 from jformer.evaluation.statistics import Ratios, paired_bootstrap, paired_bootstrap_of_ratios
 from jformer.tasks import classify, tag
@@ -234,6 +235,28 @@ def test_bleu_is_resampled(monkeypatch):
     first, again = found_of(monkeypatch, {"bleu": score})
     assert first == again
     assert 0.5 < first["test", "bleu"] < 10
+
+
+def test_a_score_is_resampled_with_the_options_that_it_was_computed_with(monkeypatch):
+    outputs = [pair.target.upper() for pair in PAIRS]
+    monkeypatch.setattr(records, "outputs", lambda run, key: outputs)
+    monkeypatch.setattr(records, "examples", lambda run, key, data: PAIRS)
+    config, settings = resolve({"data": {"dir": "nowhere"}}), {"evaluate": {"tokenize": "char", "lowercase": True}}
+    results = {"test": {"bleu": {"score": 100.0}, "settings": settings}}
+    assert intervals(config, Path("run"), results).keys() == {("test", "bleu")}
+    assert intervals(config, Path("run"), {"test": {"bleu": {"score": 100.0}}}) == {}  # with those of the config
+
+
+def test_a_tokenization_that_is_not_installed_leaves_the_other_intervals(monkeypatch):
+    monkeypatch.setattr(resampling, "text_metric", raising(UserError("needs mecab")))
+    assert found_of(monkeypatch, {"bleu": 50.0, "exact_match": 0.6})[0].keys() == {("test", "exact_match")}
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 def test_bleu_is_resampled_with_the_tokenization_of_the_language_and_without_missing_references(monkeypatch):

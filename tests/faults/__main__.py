@@ -1,18 +1,18 @@
-"""Put a run of small size through faults of every kind, and tell what became of each.
+"""Put a small run through faults of every kind and report how each case ended.
 
-  --kills        kill -9 at a random moment, then again in what goes on from there
-  --calls        kill -9 at the first N calls that change something in the folder of checkpoints, of one save
+  --kills        kill -9 at a random moment, then again after the restart
+  --calls        kill -9 at each of the first N system calls with which one save changes the folder of checkpoints
   --corruptions  damage to one file of a run: arrays, metadata and manifest of a checkpoint, config.json, tokenizer,
                  token cache, metrics.jsonl, results.json
   --stops        SIGTERM or Ctrl-C at a random moment of the real command
-  --full         a disk that is full, and files that may not grow
-  --resumes      going on from every one of 60 updates of a run: packed and in buckets, in float32 and in bfloat16
-  --configs      mistakes in a config: typos, wrong types, numbers that cannot be
-  --out          a folder for the runs, cases.jsonl and table.md; the same command goes on in it
-  --without      a guard of GUARDS to do without, to see which cases notice
+  --full         a full disk, or a limit on the size of files
+  --resumes      resuming from each of 60 updates of a run: packed and in buckets, in float32 and in bfloat16
+  --configs      mistakes in a config: typos, wrong types, impossible numbers
+  --out          a folder for the runs, cases.jsonl and table.md; rerun the same command to resume
+  --without      a guard of GUARDS to disable, to see which cases notice
 
-A case is good if the run ends with the bits of an undisturbed one, or with one line that names the file. Exit code 1
-says that one was not.
+A case passes if the run ends with the bits of an undisturbed one, or with one line that names the file. Exit code 1
+means that a case failed.
 
 Command:  python -m tests.faults --out=DIR     the whole CAMPAIGN, 100 minutes of a core
           python -m tests.faults --out=DIR --kills=10 --full=2
@@ -43,7 +43,7 @@ KINDS = {
     "configs": "a mistake in a config",
 }
 CAMPAIGN = {
-    "kills": 300, "calls": 1_000, "corruptions": 1_000, "stops": 60, "full": 20, "resumes": 240, "configs": 10_000
+    "kills": 300, "calls": 1_000, "corruptions": 1_000, "stops": 60, "full": 60, "resumes": 240, "configs": 10_000
 }  # fmt: skip
 for name in KINDS:
     flags.DEFINE_integer(name, None, "Cases; without any such flag, those of CAMPAIGN.", lower_bound=0)

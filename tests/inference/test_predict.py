@@ -28,8 +28,11 @@ from jformer.inference.inputs import Attempt
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor, load
 from jformer.inference.ranking import by_utility
-from jformer.inference.restore import Trained, member_config
+from jformer.inference.restore import Trained, embedding_run, member_config
+from jformer.models import ModelConfig
+from jformer.models.recurrent_config import RecurrentConfig
 from jformer.parallel.mesh import make_mesh
+from jformer.tasks.task import SPAN
 from tests.inference import untrained
 from tests.inference.untrained import CHARS, MODEL, ROWS
 from tests.slow import slow_but
@@ -497,6 +500,7 @@ SIDES = {  # of a line: task, the label tokenizer of a classifier, line → sour
     "two texts": ("classify", LABELS[0], "a cat\ta dog", ("a cat\ta dog", None)),
     "two texts and a label": ("classify", LABELS[0], "a cat\ta dog\tno", ("a cat\ta dog", "no")),
     "a text and a number": ("classify", LABELS[1], "a cat\t2.5", ("a cat", "2.5")),
+    "two texts of a task of one's own": ("my_parts:both", None, "a cat\ta dog", ("a cat\ta dog", None)),
     "two texts without a number": ("classify", LABELS[1], "a cat\ta dog", ("a cat\ta dog", None)),
 }
 
@@ -504,6 +508,22 @@ SIDES = {  # of a line: task, the label tokenizer of a classifier, line → sour
 @pytest.mark.parametrize("line", SIDES)
 def test_the_sides_of_a_line_depend_on_the_task(line):
     task, labels, text, sides = SIDES[line]
-    config, answer = SimpleNamespace(task=task), "" if task in ("mlm", "denoise") else "an answer"
-    run = SimpleNamespace(config=config, task=SimpleNamespace(restores=not answer), tokenizers=(None, labels))
+    answer = {"mlm": "", "denoise": "", "qa": SPAN, "classify": "label"}.get(task, "text")
+    of = SimpleNamespace(restores=not answer, answer=answer)
+    encoder = SimpleNamespace(source=SimpleNamespace(parts=task in ("classify", "qa", "my_parts:both")))
+    run = SimpleNamespace(task=of, inputs=SimpleNamespace(encoder=encoder), tokenizers=(None, labels))
     assert Predictor.pair_of(run, text) == sides
+
+
+@pytest.mark.parametrize(("recurrent", "family", "refused"), [
+    ({}, "encoder", ("first",)), ({"bidirectional": True}, "encoder", ("first", "last")),
+    ({"reverse_source": True}, "encdec", ("last",)), ({"cell": ""}, "encoder", ()),
+])  # fmt: skip
+def test_a_state_that_has_read_one_token_is_the_vector_of_no_text(recurrent, family, refused):
+    model = ModelConfig(family, recurrent=RecurrentConfig(**{"cell": "lstm", **recurrent}))
+    for pooling in ("first", "last", "mean"):
+        config = dataclasses.replace(Config(), decode=DecodeConfig(pooling=pooling))
+        run = SimpleNamespace(config=config, tokenizers=(None, None), model=SimpleNamespace(config=model), params={})
+        says = "reads a recurrent state that has read one token" if pooling in refused else "attribute 'task'"
+        with pytest.raises((UserError, AttributeError), match=says):
+            embedding_run(run)

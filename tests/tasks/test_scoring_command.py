@@ -1,6 +1,7 @@
 """Scores by a user's command: exact, never made twice, and each fault in one line that quotes the command."""
 
 import contextlib
+import dataclasses
 import json
 import shlex
 import sys
@@ -14,7 +15,7 @@ from jformer.data.sources.split import Pair
 from jformer.errors import UserError
 from jformer.parallel import processes
 from jformer.tasks.build import build_task
-from jformer.tasks.scoring_command import Segment, segment_scores
+from jformer.tasks.scoring_command import Segment, check_commands, segment_scores
 from jformer.tasks.sums import Sum
 
 # Characters shared with the first reference, in percent of the longer text; without one, minus the missing ones.
@@ -109,6 +110,9 @@ def test_a_command_that_is_missing_or_only_in_a_saved_config_is_refused(tmp_path
     config = resolve({"evaluate": {"command": "no-such-metric --x"}, "data": {"dir": "x", "cache_dir": str(tmp_path)}})
     with pytest.raises(UserError, match="comes from a saved config, so it is not run: if you trust it, name it again"):
         segment_scores(config, "no-such-metric", SEGMENTS)
+    named = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, command="python sub/step.py"))
+    with pytest.raises(UserError, match="no score may be named 'step': rename its file"):
+        check_commands(named)
     plugins.allow("no-such-metric --x")
     with pytest.raises(UserError, match="cannot be started: there is no program 'no-such-metric'"):
         segment_scores(config, "no-such-metric", SEGMENTS)

@@ -76,6 +76,7 @@ def test_all_of_a_long_line_is_trained_on(tmp_path):
     (["--sample=2"], "--sample=2.0 must be above 0 and at most 1"),
     (["--seed=-1"], "--seed=-1 must be at least 0"),
     (["--output=."], "is a folder: name a file"),
+    (["--output=gs://bucket/vectors.txt"], "vectors are written to a disk"),
     (["--min_count=9000"], "of which 0 occur --min_count=9000 times"),
     (["--input=nowhere"], "nowhere: No such file"),
     ([f"--output={'x' * 300}"], "is longer than a file name can be: shorten it"),

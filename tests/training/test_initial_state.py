@@ -4,17 +4,18 @@ import dataclasses
 from types import SimpleNamespace
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jformer.checkpoints.weights import adopt
-from jformer.config import resolve
-from jformer.data.tokenizers import LabelTokenizer, learn
+from jformer.config import resolve, save_config
+from jformer.data.tokenizers import LabelTokenizer, NumberTokenizer, learn
 from jformer.errors import UserError
 from jformer.integrity import seal
 from jformer.models.lora_config import LoraConfig
 from jformer.parallel.mesh import make_mesh
 from jformer.training import initial_state
-from jformer.training.initial_state import inherit, put_vectors
+from jformer.training.initial_state import in_unit, inherit, other_options, put_vectors
 
 
 def test_vectors_have_the_size_of_a_recurrent_models_embedding(tmp_path):
@@ -43,30 +44,38 @@ def test_vectors_of_either_text_of_a_pair_go_into_the_table_that_reads_both(tmp_
         assert params["source_embedding"]["embedding"][words.tokens.index("sea")].tolist() == [1, 2, 3, 4]
 
 
+def parent_run(path, target, model=None):
+    """Write what a child reads of a run beside its parameters: a config, and tokenizers with this target."""
+    words = learn("word", ["calm sea"], 10, "identity", False)
+    (path / "tokenizer").mkdir(parents=True)
+    words.save(path / "tokenizer", "source")
+    (target or words).save(path / "tokenizer", "target")
+    seal(path / "tokenizer")
+    save_config(resolve({"model": model or {}}), path / "config.json")
+    return resolve({"train": {"init_from": str(path)}}), words
+
+
 @pytest.mark.parametrize("value", [0.0, jnp.nan, jnp.inf])
-def test_inherited_parameters_are_finite(monkeypatch, value):
+def test_inherited_parameters_are_finite(tmp_path, monkeypatch, value):
     fresh = {"embedding": {"embedding": jnp.zeros((4, 3))}}
     parent = SimpleNamespace(params={"embedding": {"embedding": jnp.full((4, 3), value)}}, digest="")
     monkeypatch.setattr(initial_state, "load_parent", lambda *_: parent)
-    config = resolve({"train": {"init_from": "runs/parent"}})
+    config, words = parent_run(tmp_path / "parent", None)
     if value == 0:
-        assert inherit(config, (None, None), make_mesh(1), fresh)[1] == ["init_from runs/parent: 1 parameter copied"]
+        notes = inherit(config, (words, words), make_mesh(1), fresh)[1]
+        assert notes == [f"init_from {tmp_path / 'parent'}: 1 parameter copied"]
         return
-    with pytest.raises(UserError, match=r"train\.init_from='runs/parent': embedding/embedding is not finite there"):
-        inherit(config, (None, None), make_mesh(1), fresh)
+    with pytest.raises(UserError, match=r"train\.init_from='.*parent': embedding/embedding is not finite there"):
+        inherit(config, (words, words), make_mesh(1), fresh)
 
 
 def test_a_head_is_copied_for_the_same_labels_alone(tmp_path, monkeypatch):
     def labels(*names):
         return LabelTokenizer("label", "identity", names)
 
-    (tmp_path / "tokenizer").mkdir()
-    learn("word", ["calm sea"], 10, "identity", False).save(tmp_path / "tokenizer", "source")
-    labels("no", "yes").save(tmp_path / "tokenizer", "target")
-    seal(tmp_path / "tokenizer")
+    config, words = parent_run(tmp_path, labels("no", "yes"))
     old, new = ({"classifier": {"kernel": jnp.full((3, 2), value)}} for value in (1.0, 2.0))
     monkeypatch.setattr(initial_state, "load_parent", lambda *_: SimpleNamespace(params=old, digest=""))
-    config = resolve({"train": {"init_from": str(tmp_path)}})
     params, notes, _ = inherit(config, (None, labels("bad", "good")), make_mesh(1), new)
     assert params["classifier"]["kernel"].tolist() == new["classifier"]["kernel"].tolist()
     assert notes == [
@@ -79,3 +88,78 @@ def test_a_head_is_copied_for_the_same_labels_alone(tmp_path, monkeypatch):
     params, notes, _ = inherit(config, (None, labels("no", "yes")), make_mesh(1), new)
     assert params["classifier"]["kernel"].tolist() == old["classifier"]["kernel"].tolist()
     assert notes == [f"init_from {tmp_path}: 1 parameter copied"]
+    for other in (words, NumberTokenizer(2.0, 1.0)):  # spans of qa, and numbers
+        params, notes, _ = inherit(config, (None, other), make_mesh(1), new)
+        assert params["classifier"]["kernel"].tolist() == new["classifier"]["kernel"].tolist()
+        assert notes[-1] == f"init_from {tmp_path}: its head has answers of another kind"
+
+
+def test_a_head_over_a_vocabulary_keeps_the_rows_of_its_tokens():
+    old = {"head": {"output": {"kernel": jnp.arange(10.0).reshape(2, 5)}, "bias": jnp.arange(5.0)}}
+    fewer = {"head": {"output": {"kernel": jnp.zeros((2, 3))}, "bias": jnp.zeros(3)}}
+    found, notes = adopt(old, fewer, "a")
+    assert found["head"]["output"]["kernel"].tolist() == [[0, 1, 2], [5, 6, 7]]
+    assert (found["head"]["bias"].tolist(), notes[1]) == ([0, 1, 2], "init_from a: head/bias: 3 of 3 rows copied, of 5")
+    more = {"head": {"output": {"kernel": jnp.full((2, 6), 9.0)}, "bias": jnp.full(6, 9.0)}}
+    found, _ = adopt(old, more, "a")
+    assert found["head"]["output"]["kernel"].tolist() == [[0, 1, 2, 3, 4, 9], [5, 6, 7, 8, 9, 9]]
+    with pytest.raises(UserError, match=r"lacks part of head/bias: add '\^head/' to model\.lora\.also"):
+        adopt(old, more, "a", LoraConfig(rank=2))
+
+
+def test_only_positions_of_texts_may_be_more_or_fewer():
+    old, new = ({"input": {"positions": {"embedding": jnp.full((rows, 2), rows)}}} for rows in (3, 5))
+    found, _ = adopt(old, new, "a")
+    assert found["input"]["positions"]["embedding"][:, 0].tolist() == [3, 3, 3, 5, 5]
+    patches = {"patches": {"kernel": jnp.zeros((2, 2))}}
+    with pytest.raises(UserError, match=r"has \(3, 2\) for input/positions/embedding, this model needs \(5, 2\)"):
+        adopt({**old, **patches}, {**new, **patches}, "a")  # of an image: other rows are other places
+    buckets = ({"encoder": {"relative": {"embedding": jnp.zeros((rows, 2))}}} for rows in (8, 16))
+    with pytest.raises(UserError, match="for encoder/relative/embedding"):
+        adopt(*buckets, "a")
+    assert adopt({**old, **patches}, {**new, **patches}, "a", new=False)[1]  # of adapters that began so
+
+
+def test_a_new_head_that_would_be_frozen_is_refused():
+    old, new = (
+        {"encoder": {"kernel": jnp.ones(2)}},
+        {"encoder": {"kernel": jnp.zeros(2)}, "classifier": {"kernel": jnp.zeros(3)}},
+    )
+    with pytest.raises(UserError, match=r"lacks part of classifier/kernel, which train\.freeze='kernel\$' would leave"):
+        adopt(old, new, "a", freeze=("kernel$",))
+    with pytest.raises(UserError, match="as it was drawn: leave it out"):
+        adopt(old, new, "a", freeze=("^classifier/",))
+    assert len(adopt(old, new, "a", freeze=("^(?!classifier/).*(?:kernel$)",))[1]) == 2
+
+
+def test_a_model_that_reads_the_same_parameters_in_another_way_is_told(tmp_path, monkeypatch):
+    params = {"encoder": {"kernel": jnp.ones(2)}}
+    monkeypatch.setattr(initial_state, "load_parent", lambda *_: SimpleNamespace(params=params, digest=""))
+    own = {"num_heads": 4, "dropout": 0.3, "vocab_size": 7, "dtype": "bfloat16"}
+    config, words = parent_run(tmp_path, None, own)
+    notes = inherit(config, (words, words), make_mesh(1), params)[1]
+    shared = dataclasses.replace(config.model, shared_layers=True, num_layers=9)
+    assert "model.num_layers=6, and this run has 9" in other_options(str(tmp_path), shared)[0]
+    assert notes[1:] == [f"init_from {tmp_path}: it was trained with model.num_heads=4, and this run has 8"]
+
+
+def test_a_head_of_numbers_is_brought_into_the_unit_of_the_run(tmp_path, monkeypatch):
+    head = {"kernel": jnp.full((3, 1), 2.0), "bias": jnp.array([0.5])}
+    parent = SimpleNamespace(params={"classifier": head}, digest="")
+    monkeypatch.setattr(initial_state, "load_parent", lambda *_: parent)
+    config, words = parent_run(tmp_path, NumberTokenizer(2.0, 3.0))
+    fresh = {"classifier": {"kernel": jnp.zeros((3, 1)), "bias": jnp.zeros(1)}}
+    found = inherit(config, (words, NumberTokenizer(5.0, 6.0)), make_mesh(1), fresh)[0]["classifier"]
+    x = np.array([[1.0, -2.0, 0.25]])
+    theirs, ours = ((x @ np.asarray(each["kernel"]) + np.asarray(each["bias"])).item() for each in (head, found))
+    assert ours * 6 + 5 == pytest.approx(theirs * 3 + 2)
+    same = inherit(config, (words, NumberTokenizer(2.0, 3.0)), make_mesh(1), fresh)[0]["classifier"]
+    assert same["kernel"].tolist() == head["kernel"].tolist()
+    lora = dataclasses.replace(config, model=dataclasses.replace(config.model, lora=LoraConfig(rank=2)))
+    with pytest.raises(UserError, match=r"mean 2 and the deviation 3, not 5 and 6: add '\^classifier/'"):
+        inherit(lora, (words, NumberTokenizer(5.0, 6.0)), make_mesh(1), fresh)
+    biases = dataclasses.replace(lora.model.lora, also=("bias$",))
+    with pytest.raises(UserError, match=r"add '\^classifier/'"):
+        in_unit({"classifier": head}, NumberTokenizer(2.0, 3.0), NumberTokenizer(5.0, 6.0), "a", biases)
+    resumed = inherit(lora, (words, NumberTokenizer(5.0, 6.0)), make_mesh(1), fresh, new=False)[0]["classifier"]
+    assert resumed["kernel"].tolist() == head["kernel"].tolist()  # as it began

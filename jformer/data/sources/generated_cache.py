@@ -33,10 +33,13 @@ class CachedSplit(NamedTuple):
 
 
 def path_of(asked: Sequence[str | int], build: Callable[..., object]) -> Path | None:
-    """Return the path of a split made by `build`, or None if this machine has no private folder for the cache."""
-    folder = own_folder("generated")
-    code = code_of(Path(inspect.getfile(build)).parent)
-    return folder and folder / f"{digest_of([*asked, code])}.jsonl"
+    """Return the path of a split made by `build`.
+
+    None if this machine has no private folder for the cache, or `build` no file whose code could be its key: it is of a
+    notebook, or no function.
+    """
+    folder, code = own_folder("generated"), code_of(build)
+    return folder / f"{digest_of([*asked, code])}.jsonl" if folder and code else None
 
 
 def find(path: Path | None) -> CachedSplit | None:
@@ -64,9 +67,19 @@ def save(path: Path | None, fingerprint: str, pairs: Sequence[Pair]) -> None:
         replace_content(path, json.dumps(head).encode() + b"\n" + body)
 
 
-@functools.cache
-def code_of(folder: Path) -> str:
-    """Return the digest of all code in a folder and of the versions of Python and the libraries it uses."""
+@functools.cache  # by function: one that was made again has read its file again
+def code_of(build: Callable[..., object]) -> str:
+    """Return the digest of all code in a function's folder and of the versions of Python and the libraries it uses.
+
+    "" if the function has no file.
+    """
+    try:
+        file = Path(inspect.getfile(build))
+    except (TypeError, OSError):
+        return ""
+    if not file.is_file():
+        return ""
+    folder = file.parent
     files = [path for path in sorted(folder.rglob("*.py")) if path.is_file()]  # no dangling link, as an editor's lock
     contents = {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return digest_of([contents, platform.python_version(), *map(version, LIBRARIES)])

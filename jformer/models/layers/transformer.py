@@ -26,6 +26,10 @@ from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility, self
 from jformer.models.model_config import ModelConfig
 from jformer.parallel.activations import whole_rows
 
+LATER_KEYS = (
+    "model.positions='transformer_xl' has no scores for later keys in a cache, which target_prefix needs: use other "
+    "positions"
+)
 SITES = {"self_attn": Site.SELF_ATTN, "cross_attn": Site.CROSS_ATTN, "feed_forward": Site.FEED_FORWARD}
 
 
@@ -218,10 +222,7 @@ class Stack(nn.Module):
         placed = placed._replace(positions=indices)
         rule = dataclasses.replace(self.rule, prefix=tokens.prefix is not None)
         if rule.prefix and self.config.positions == "transformer_xl":
-            raise UserError(
-                "model.positions='transformer_xl' has no scores for later keys in a cache, which target_prefix needs: "
-                "use other positions"
-            )
+            raise UserError(LATER_KEYS)
         one_text = self.config.execution.rows == "one_text"
         own = Visibility(placed, placed, rule, one_text)
         context = AttentionContext(tokens.positions, own, bias=self.bias(indices, indices))

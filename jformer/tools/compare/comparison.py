@@ -14,7 +14,7 @@ from etils.epath import Path
 from jformer.config.options import TEXT_SCORES
 from jformer.errors import UserError
 from jformer.evaluation import records
-from jformer.evaluation.resampling import SHARES, is_resampled, resample, resample_segments
+from jformer.evaluation.resampling import SHARES, as_scored, is_resampled, resample, resample_segments
 from jformer.evaluation.statistics import SAMPLES, Difference, Estimate, Resampled, estimate, holm, paired_difference
 from jformer.tools.pages import plots
 from jformer.tools.pages.plots import PlottedLine
@@ -123,15 +123,17 @@ def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resam
     key, _, name = metric.partition("/")
     runs = [baseline, *others]
     pairs = records.examples(baseline, key)
-    entries = [records.results(run)[key] for run in runs]
+    entries = [records.results(run).get(key, {}) for run in runs]
     outputs = [records.outputs(run, key) for run in runs]
     for run, entry, lines in zip(runs, entries, outputs, strict=True):
+        if not entry:
+            raise UserError(f"{run}: has no scores of a test set {key!r} any more")
         if entry["checksum"] != entries[0]["checksum"] or len(lines) != len(pairs):
             raise UserError(f"{run}: was scored with another test set {key!r} than {baseline}")
         if name not in entry:
             raise UserError(f"{run}: was scored without {metric}")
     found = resample_segments([records.segment_scores(run, key, name) for run in runs])
-    found = found or resample(records.saved_config(baseline).of_test_set(key), name, outputs, pairs)
+    found = found or resample(as_scored(records.saved_config(baseline), key, entries[0]), name, outputs, pairs)
     if not found:  # such as those of a task of one's own, or segments that only some runs have
         raise UserError(f"{metric} cannot be computed again from the outputs of these runs")
     for run, entry, again in zip(runs, entries, found, strict=True):

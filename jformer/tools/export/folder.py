@@ -5,6 +5,7 @@ The files are written here; docs/serving.md shows how to use them, and the tests
 
 import importlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from jformer.errors import UserError
 from jformer.inference.inputs import writable
 from jformer.inference.predict import load
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import filling, new_directory
+from jformer.storage import filling, new_disk_directory
 from jformer.tools.export.ctranslate2 import build_spec
 from jformer.tools.export.stablehlo import build_program
 
@@ -47,7 +48,12 @@ params.npz    its parameters by name""",
 }
 
 
-def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # noqa: A002
+def export(
+    config: Config,
+    workdir: Path,
+    format: str,  # noqa: A002
+    output: str | os.PathLike[str],
+) -> str:
     """Write the model of a run, with its tokenizers, into a new directory and return a summary.
 
     `format` is "ctranslate2", weights for any search of CTranslate2, or "stablehlo", a
@@ -56,7 +62,7 @@ def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # 
     Raises UserError for another format, a directory that is not empty, a package that is missing, a run without
     translations or checkpoints, and a model or search that the format cannot express.
     """
-    target = _check(config, format, target)
+    target = _check(config, format, output)
     predictor = load(workdir, config, make_mesh(1))
     languages = config.decode.source_language, config.decode.target_language
     model, (source, target_side) = predictor.model, directed(predictor.tokenizers, config.data, languages)
@@ -78,7 +84,7 @@ def export(config: Config, workdir: Path, format: str, target: Path) -> str:  # 
     return f"{target}: {format}, {size:.1f} MB; jformer's docs/serving.md has a loader"
 
 
-def _check(config: Config, format: str, target: Path) -> Path:  # noqa: A002
+def _check(config: Config, format: str, output: str | os.PathLike[str]) -> Path:  # noqa: A002
     """Return the path of the directory; raise UserError for what cannot be exported."""
     if format not in NEEDS:
         raise UserError(f"--format={format}; choose one of: {', '.join(NEEDS)}")
@@ -92,7 +98,7 @@ def _check(config: Config, format: str, target: Path) -> Path:  # noqa: A002
         importlib.import_module(NEEDS[format])
     except ImportError as error:
         raise UserError(f"--format={format} needs a package: pip install {NEEDS[format]}") from error
-    return Path(new_directory(target, "--output="))
+    return new_disk_directory(output, "--output=")
 
 
 def _around(source: Tokenizer, target: Tokenizer, written: tuple[int, ...]) -> dict[str, Any]:

@@ -56,6 +56,8 @@ def build_program(
         raise UserError(f"decode.search={options.search!r} cannot be exported to StableHLO: only 'beam' can")
     prompt = np.array([symbols.bos, *symbols.before], np.int32)
     before = len(symbols.before)  # these take positions, too
+    execution = dataclasses.replace(model.config.execution, attention_kernel="own")  # others need known lengths
+    model = build_model(dataclasses.replace(model.config, execution=execution))
     model, params = _with_table(model, params, longest + before)
     named = flatten_dict(params, sep="/")
     placed = model.config.max_length - before if model.config.positions == "learned" else longest

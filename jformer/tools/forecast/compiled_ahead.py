@@ -1,6 +1,8 @@
 """Compile the programs of a run ahead of time, for devices that need not be present, and return their figures."""
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +14,14 @@ from jformer.checkpoints.weights import abstract_params
 from jformer.config.options import Config
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import Symbols
+from jformer.errors import UserError
 from jformer.inference.forced_pass import make_scorer
 from jformer.inference.generation import make_answer, make_setup
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.backend import Target, compiling_for, target_of
 from jformer.parallel.mesh import slices_of
 from jformer.parallel.sharding import EVERY_ROW, replicated
+from jformer.plugins import is_own
 from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
 from jformer.tasks.build import check_heads
 from jformer.tasks.task import VECTOR, Task
@@ -71,7 +75,7 @@ def estimate(
     sizes = mesh_sizes(config, devices)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
     check_heads(model, mesh)
-    with compiling_for(target):
+    with compiling_for(target), _reading_known_arrays(config):
         step, state, frozen, batch = _update(config, task, model, shape, mesh)
         return update_memory(step, state, frozen, batch)
 
@@ -83,7 +87,7 @@ def compile_update(config: Config, task: Task, model: ModelConfig, shape: Shape,
         config, task, model, shape: as for `estimate`.
         mesh: of the target devices, which may come from a topology.
     """
-    with compiling_for(target_of(mesh.devices.flat[0])):
+    with compiling_for(target_of(mesh.devices.flat[0])), _reading_known_arrays(config):
         step, state, _, batch = _update(config, task, model, shape, mesh)
         return figures(_compile(step.lower(state, batch), mesh), mesh)
 
@@ -163,6 +167,17 @@ def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
         program=program,
         flops_once=cost_analysis.flops(program, once=True),
     )
+
+
+@contextlib.contextmanager
+def _reading_known_arrays(config: Config) -> Iterator[None]:
+    """Raise UserError for a task whose loss reads an array that only its data has."""
+    try:
+        yield
+    except KeyError as error:
+        if not is_own(config.task):
+            raise
+        raise UserError(f"task={config.task!r} reads an array {error} of its own, which no forecast knows") from error
 
 
 def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: Any) -> tuple[Any, Any, Any, Any]:

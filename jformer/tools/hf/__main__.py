@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     for flag in ("processes", "process"):
         reading.add_argument(f"--{flag}", type=int)
     writing.add_argument("workdir")
-    writing.add_argument("--output", type=Path, required=True)
+    writing.add_argument("--output", required=True)
     as_what = writing.add_mutually_exclusive_group()
     as_what.add_argument("--family", default="")
     as_what.add_argument("--adapter_of", default="")

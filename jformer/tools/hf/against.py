@@ -16,6 +16,7 @@ from jformer.inference.verify import Check, Subject
 from jformer.models import ModelConfig
 from jformer.tools.hf.convert import FAMILIES, ORIGIN, PIXELS, find_family
 from jformer.tools.hf.families import architecture
+from jformer.tools.hf.vit import pixel_scale
 from jformer.tools.hf.vocabulary import read_json
 
 SIDES = {"encoder": ("source",), "decoder": ("target",), "encdec": ("source", "target"), "vit": ()}  # read by a family
@@ -83,7 +84,7 @@ def their_logits(model: Any, config: ModelConfig, batch: Mapping[str, np.ndarray
         types = np.minimum(batch["source_types"], config.head.num_segments - 1)
         inputs["token_type_ids"] = torch.tensor(types).long()
     if config.reads_images:
-        mean, deviation = (np.float32(pixels.get(f"image_{name}", 0.5)) for name in ("mean", "std"))
+        mean, deviation = (np.array(each, np.float32) for each in pixel_scale(pixels))
         values = (np.asarray(batch["image"], np.float32) / 255 - mean) / deviation
         inputs["pixel_values"] = torch.tensor(values).permute(0, 3, 1, 2)
     found = model(**inputs)

@@ -115,7 +115,7 @@ BART = HfFamily(
      "normalize_embedding": True, "static_position_embeddings": False, "extra_pos_embeddings": OFFSET},
     table=_bart, read=read, write=write,
     copies=COPIES,
-    unread=("final_logits_bias", r"model\.shared\.weight"), prefix="model.",
+    unread=("final_logits_bias", r"model\.shared\.weight"), prefix="model.", start=2,
 )  # fmt: skip
 MBART = dataclasses.replace(
     BART,

@@ -283,7 +283,7 @@ def read_tokenizers(
     files = {"source": read, "target": read.of_target()}
     rows = {"source": model.vocab_size, "target": model.target_vocab_size or model.vocab_size}
     start = settings.get("decoder_start_token_id") if model.family == "encdec" else None
-    start = -1 if start is None else start
+    start = family.start if start is None else start
     if model.family == "encdec" and start < 0:
         start = read.special("pad_token") if fields.get("pad_token_id") is None else fields["pad_token_id"]
     sides: dict[str, Tokenizer] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jformer.checkpoints.weights import load_weights, write_run
+from jformer.checkpoints.weights import TABLES, load_weights, write_run
 from jformer.config import resolve
 from jformer.data.aligned import encode_words
 from jformer.data.spans import words_of
@@ -28,11 +28,6 @@ from jformer.tools.hf import write_model
 from jformer.tools.hf.convert import LABELLED
 from jformer.tools.hf.write_model import StoredRun
 
-# The parameters with an entry for each token → the axis of the tokens.
-TABLES = {
-    "embedding/embedding": 0, "source_embedding/embedding": 0, "target_embedding/embedding": 0, "head/output/kernel": 1,
-    "head/bias": 0,
-}  # fmt: skip
 Changeable = FastTokenizer | PiecesTokenizer
 # Tasks whose texts are cut into words before they are cut into tokens.
 WORDS: dict[str, Callable[[str], list[str]]] = {"tag": str.split, "qa": words_of}

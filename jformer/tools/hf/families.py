@@ -44,6 +44,7 @@ class HfFamily:
     write: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}  # noqa: E731, RUF100
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)  # tensor → the tensor that it repeats
     unread: tuple[str, ...] = ()  # patterns of tensors to ignore
+    start: int = -1  # decoder_start_token_id of a config.json without one; -1: that of padding
     prefix: str = ""  # of the names of all tensors but a head's; files of a model without a head leave it out
 
     def is_unread(self, name: str) -> bool:

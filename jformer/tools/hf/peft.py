@@ -9,6 +9,7 @@ pattern is interpreted.
 import dataclasses
 import functools
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from jformer.checkpoints.untie_layers import own_layers
 from jformer.checkpoints.weights import abstract_params, load_parent, load_saved, write_run
 from jformer.config import resolve
-from jformer.config.checks import name_base
+from jformer.config.checks import name_parent
 from jformer.config.options import Config
 from jformer.data.tokenizers import NumberTokenizer, Tokenizer
 from jformer.errors import UserError
@@ -31,7 +32,7 @@ from jformer.models import ModelConfig, build_model
 from jformer.models.lora_config import FACTORS, LoraConfig, is_factor
 from jformer.parallel import processes
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import filling, new_directory
+from jformer.storage import filling, new_directory, new_disk_directory
 from jformer.tools.hf import name_tables as tables
 from jformer.tools.hf import tensors, vocabulary
 from jformer.tools.hf.convert import FIELDS, LABELLED, explained, make_config, read_answers, read_model, renamed, sized
@@ -104,7 +105,7 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
     plain["model"]["lora"] = dataclasses.asdict(lora)
     plain["train"] |= {"init_from": str(run.path), "source_vectors": "", "target_vectors": ""}
     plain["evaluate"]["weights"] = "last"  # there are no others
-    config = name_base(resolve(plain))
+    config = name_parent(resolve(plain))
     write_run(target, config, tokenizers, unflatten_dict(adapters, sep="/"), parent.digest)
     run.copy_origin(target)
     whole = f"{len(also)} whole parameters, over {run.path}"
@@ -287,7 +288,7 @@ class Reading:
         return whole
 
 
-def export_adapter(workdir: str, target: Path, base: str) -> str:
+def export_adapter(workdir: str, output: str | os.PathLike[str], base: str) -> str:
     """Write a run of adapters as a directory that PEFT loads over the model `base`, and return a summary.
 
     Raises UserError for a run without adapters, for parameters trained whole that are not all of a module, and for a
@@ -297,7 +298,7 @@ def export_adapter(workdir: str, target: Path, base: str) -> str:
     config, model, lora = run.config, run.model, run.config.model.lora
     if not lora.rank:
         raise UserError(f"{workdir}: holds no adapters: leave out --adapter_of to export the model")
-    target = Path(new_directory(target, "--output="))
+    target = new_disk_directory(output, "--output=")
     family, _ = express(config.task, model, workdir, origin=run.origin.get("model_type", ""))
     _, params = own_layers(model, load_saved(run.path, config, make_mesh(1)).params)
     answers, head = run.tokenizers[1], {"kernel", "bias"}

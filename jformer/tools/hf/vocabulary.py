@@ -245,7 +245,8 @@ class TokenizerFiles:
         if self.model_type in WORDPIECE:
             bos, eos = self.special("cls_token"), self.special("sep_token")
         elif self.model_type in ("t5", "mt5"):
-            noise = [self.ids[token] for i in range(100) if (token := f"<extra_id_{i}>") in self.ids]
+            spelt = (f"{space}<extra_id_{i}>" for i in range(100) for space in ("", "▁"))  # mT5's have a space
+            noise = [self.ids[token] for token in spelt if token in self.ids]
         around: dict[str, tuple[int, ...]] = {}
         if self.model_type == "roberta":
             around["between"] = (eos,)

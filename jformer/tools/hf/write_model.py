@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ from jformer.integrity import parse_object
 from jformer.models import ModelConfig, build_model
 from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import parameter_names
-from jformer.storage import filling, new_directory, replace_content, run_path
+from jformer.storage import filling, new_disk_directory, replace_content, run_path
 from jformer.tools.hf import generation_config as generation
 from jformer.tools.hf import learned, tensors, vocabulary
 from jformer.tools.hf import name_tables as tables
@@ -58,14 +59,24 @@ class StoredRun:
     @property
     def origin(self) -> dict[str, Any]:
         """What import recorded about it, or about the run that it began with, and so on; {} if none was imported."""
+        place, _ = self._beginning()
+        return vocabulary.read_json(place / ORIGIN, {})
+
+    @property
+    def lost(self) -> str:
+        """The run that it, or one that it began with, began with, if that is not there any more."""
+        return self._beginning()[1]
+
+    def _beginning(self) -> tuple[AnyPath, str]:
+        """Return the directory of the run that was imported or else of the first one, and what is missing before it."""
         place, seen, start = self.path, set[str](), self.config.train.init_from
-        while not (place / ORIGIN).is_file():
-            if not start or start in seen or not (run_path(start) / "config.json").is_file():
-                return {}
+        while start and start not in seen and not (place / ORIGIN).is_file():
+            if not (run_path(start) / "config.json").is_file():
+                return place, start
             seen.add(start)
             place = run_path(start)
             start = load_config(place / "config.json").train.init_from
-        return vocabulary.read_json(place / ORIGIN)
+        return place, ""
 
     def copy_origin(self, target: AnyPath) -> None:
         """Write the file of its origin, if it has one, into the directory of a run made of it."""
@@ -79,15 +90,19 @@ def read_run(workdir: str) -> StoredRun:
     return StoredRun(path, load_config(path / "config.json"), load_tokenizers(path / "tokenizer"))
 
 
-def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: int = tensors.SHARD_BYTES) -> str:
+def export_model(
+    workdir: str, output: str | os.PathLike[str], model_type: str = "", shard_bytes: int = tensors.SHARD_BYTES
+) -> str:
     """Write a run as a directory that transformers loads, and return a summary.
 
     The family is `model_type` or, by default, the one the run was imported from or another that fits. Raises UserError
     for a run that no family can express, and a directory that is not empty.
     """
     run = read_run(workdir)
+    if run.config.task == "denoise" and run.text.symbols.noise:  # the model of a translation, with its own sentinels
+        run = dataclasses.replace(run, config=dataclasses.replace(run.config, task="translate"))
     config, origin = run.config, run.origin
-    target = Path(new_directory(target, "--output="))
+    target = new_disk_directory(output, "--output=")
     languages = config.decode.source_language, config.decode.target_language
     run = dataclasses.replace(run, tokenizers=directed(run.tokenizers, config.data, languages))
     tokenizers, text, model = run.tokenizers, run.text, run.model
@@ -122,6 +137,7 @@ def export_model(workdir: str, target: Path, model_type: str = "", shard_bytes: 
         notes = [*write_settings(target, family, run, kept, fields), *learned.differences(text)]
         if config.task == "embed":
             write_modules(target, config)
+    notes += [f"the files of {run.lost}, which it began with and which is not there"] if run.lost else []
     notes += ["the projection to the vocabulary"] if is_bare(model, config.task) else []
     notes += [f"the prefix {prefix!r} of a text"] if (prefix := getattr(tokenizers[0], "prefix", "")) else []
     without = "" if named or family is VIT else "; without a tokenizer, as transformers has no equivalent"

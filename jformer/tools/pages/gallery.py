@@ -18,7 +18,7 @@ from etils.epath import Path
 from jaxtyping import Array
 
 from jformer.config import default_config, resolve
-from jformer.config.options import Config, OptimConfig
+from jformer.config.options import ENDING_SCHEDULES, Config, OptimConfig
 from jformer.models import ModelConfig, build_model, init_params
 from jformer.models.flops import forward_flops, text_work
 from jformer.models.layers.dot_product import attend
@@ -314,7 +314,10 @@ def schedules(options: OptimConfig, num_steps: int, d_model: int) -> list[Part]:
     rows = [["schedule", "highest", "at update", "at the last update"]]
     lines = {}
     for name in dict.fromkeys([*SCHEDULES, options.schedule]):
-        rate = build_schedule(dataclasses.replace(options, schedule=name), num_steps, d_model)
+        shown = dataclasses.replace(options, schedule=name)
+        if name in ENDING_SCHEDULES and shown.ramp_steps(num_steps) > num_steps:
+            continue  # no run of this length can have it
+        rate = build_schedule(shown, num_steps, d_model)
         rates = np.asarray(jax.vmap(rate)(jnp.asarray(steps) - 1), float)
         lines[name] = (rates / max(rates.max(), 1e-30)).tolist()
         rows.append([name, f"{rates.max():.3g}", f"{steps[int(np.argmax(rates))]:,}", f"{rates[-1]:.3g}"])

@@ -236,7 +236,7 @@ def graded(
         elif kind in ("text", "qa", "number"):
             text = f"{abs(grade):{'.3g' if kind == 'number' else '.1f'}}"
         found.append((grade, number, (pair.source, pair.target, answer), text))
-    return sorted(found)
+    return sorted(found, key=lambda each: (not math.isnan(each[0]), each))  # an empty text has no number
 
 
 def is_right(config: Config, answer: str, pair: Pair) -> bool:

@@ -15,6 +15,7 @@ from jformer.config import plain
 from jformer.config.config_files import as_flags, blaming, load_module, parse_keys, run_config_file, with_keys
 from jformer.config.options import LOWER_IS_BETTER, SCORES, TEST_SCORES, Config, final_scores
 from jformer.errors import UserError, check_choice, nearest
+from jformer.plugins import is_own
 from jformer.tools.sweep.space import Overrides
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Experiment:
     goal: str  # min | max
     seeds: tuple[int, ...]
     fixed: Overrides  # of all trials: the file's FIXED, then the command line's
+    given: tuple[str, ...]  # the keys of the command line
     arms: dict[str, Overrides]  # label → overrides
     baseline: str  # the arm that others are compared with
     plots: tuple[tuple[str, str], ...]  # (key along x, key that lines are for, or "")
@@ -93,6 +95,13 @@ class Experiment:
     def config(self, overrides: Mapping[str, object]) -> Config:
         """Return the checked config of BASE with FIXED and then the overrides applied."""
         return with_keys(self._base, {**self.fixed, **overrides})
+
+    def check(self, overrides: Mapping[str, object]) -> None:
+        """Raise an error if a trial with these overrides could not run, or would not report the metric."""
+        for key in overrides.keys() & {"seed", *self.given}:
+            why = f"seeds are SEEDS={self.seeds}" if key == "seed" else f"--config.{key} is for all trials"
+            raise UserError(f"{key}={overrides[key]!r}, but {why}")
+        _check_metric(self.metric, self.config(overrides))
 
     @functools.cached_property
     def _base(self) -> Any:
@@ -149,6 +158,7 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
         goal=getattr(module, "GOAL", GOALS.get(_name(module.METRIC), "")),
         seeds=tuple(getattr(module, "SEEDS", (0,))),
         fixed=plain_values({**getattr(module, "FIXED", {}), **given}),
+        given=tuple(given),
         arms=arms,
         baseline=getattr(module, "BASELINE", next(iter(arms), "")),
         plots=tuple(getattr(module, "PLOTS", ((key, "") for key in _varying(list(arms.values()))))),
@@ -214,6 +224,8 @@ def reported(config: Config) -> dict[str, tuple[str, ...]]:
 def _check_metric(metric: str, config: Config) -> None:
     """Raise UserError for a metric that a trial cannot report; groups of a score are not known before it runs."""
     (split, _, name), figures = metric.partition("/"), reported(config)
+    if is_own(config.task) and split in config.data.test_splits():  # whose scores are not known either
+        return
     if split not in figures:
         raise UserError(f"METRIC={metric!r}, but the trial reports metrics of {', '.join(figures)}")
     if name.partition("/")[0] in figures[split]:
@@ -239,7 +251,7 @@ def _check_arms(experiment: Experiment) -> None:
         if "seed" in overrides:
             raise UserError(f"{path}: arm {label!r}: seeds are SEEDS=(0, 1, …), not an override")
         try:
-            _check_metric(experiment.metric, experiment.config(overrides))
+            experiment.check(overrides)
         except UserError as error:
             raise UserError(f"{path}: arm {label!r}: {error}") from error
         same = seen.setdefault(json.dumps(overrides, sort_keys=True), label)

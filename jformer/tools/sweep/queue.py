@@ -136,7 +136,7 @@ class TrialQueue:
             raise UserError(f"{where}: {type(error).__name__}: {error}") from error
         claim = Claim(self, row, dataclasses.replace(trial, state="running", attempts=1))
         try:
-            experiment.config(overrides)
+            experiment.check(overrides)
         except (KeyError, TypeError, ValueError) as error:
             if not self._suggested_before(row.number):
                 raise UserError(f"{where}: {error}") from error

@@ -1,3 +1,4 @@
+import functools
 from collections import Counter
 
 import pytest
@@ -113,20 +114,29 @@ def test_a_machine_that_keeps_nothing_generates(monkeypatch):
 
 
 def test_the_code_of_a_corpus_is_told_by_its_files(tmp_path):
-    (tmp_path / "made.py").write_text("x = 1")
-    before = generated_cache.code_of(tmp_path)
-    (tmp_path / "made.py").write_text("x = 2")
-    generated_cache.code_of.cache_clear()
-    assert (changed := generated_cache.code_of(tmp_path)) != before
+    before, changed = made(tmp_path, "x = 1"), made(tmp_path, "x = 2")
+    assert before != changed
     (tmp_path / "z").mkdir()
     (tmp_path / "z" / "made.py").write_text("x = 2")
     (tmp_path / ".#made.py").symlink_to("user@host.1")  # a lock of Emacs
-    found = set()
-    for content in ("x = 1", "x = 2"):
-        (tmp_path / "made.py").write_text(content)
-        generated_cache.code_of.cache_clear()
-        found.add(generated_cache.code_of(tmp_path))
-    assert len({*found, changed}) == 3
+    assert len({made(tmp_path, "x = 1"), made(tmp_path, "x = 2"), changed}) == 3
+
+
+def made(folder, code):
+    """Write and import a module with a function, and return the digest of the function's code."""
+    space, file = {}, folder / "made.py"
+    file.write_text(f"{code}\ndef build(name, split, num_pairs):\n    return []\n")
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    return generated_cache.code_of(space["build"])
+
+
+def test_functions_of_a_notebook_are_called_each_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(generated_cache, "own_folder", lambda name: tmp_path)
+    space = {}
+    exec(compile("def build(name, split, num_pairs):\n    return []\n", "/tmp/ipykernel_1/2.py", "exec"), space)
+    assert generated_cache.path_of(["x"], space["build"]) is None
+    assert generated_cache.path_of(["x"], functools.partial(opened, "sort")) is None
+    assert generated_cache.path_of(["x"], opened)
 
 
 def test_further_references_are_part_of_a_fingerprint():

@@ -136,6 +136,16 @@ def test_outputs_and_references_that_are_not_what_was_scored_leave_the_t_test(tm
     assert reason in notes[0]
 
 
+def test_a_run_that_is_gone_leaves_the_t_test(tmp_path, runs):
+    arms = [Arm("base", {0: 1.0, 1: 1.2}, {0: runs["base", 0]}), Arm("gone", {0: 2.0, 1: 2.1}, {0: tmp_path / "gone"})]
+    (_, gone), notes = compare_arms(arms, "base", "test/bleu")
+    assert gone.difference == paired_difference([2.0, 2.1], [1.0, 1.2])
+    assert "there are no outputs" in notes[0]
+    (tmp_path / "gone" / "outputs").mkdir(parents=True)
+    (tmp_path / "gone" / "outputs" / "test.txt").write_text("a\n")
+    assert "has no scores of a test set 'test'" in compare_arms(arms, "base", "test/bleu")[1][0]
+
+
 def test_a_figure_of_training_is_tested_over_seeds_where_a_test_set_has_its_name(tmp_path, runs):
     for metric in ("test/loss", "test/accuracy"):  # figures of a validation set called test
         arms = [Arm(name, {0: 1.0}, {0: runs[name, 0]}) for name in ("base", "better")]

@@ -18,6 +18,7 @@ from jformer.errors import UserError
 from jformer.inference.predict import load
 from jformer.models import ModelConfig
 from jformer.models.recurrent_config import RecurrentConfig
+from jformer.tools.export import stablehlo
 from jformer.tools.export.ctranslate2 import build_spec
 from jformer.tools.export.folder import export
 from tests.conftest import TINY, run
@@ -152,6 +153,14 @@ def test_what_ctranslate2_cannot_express_is_refused_by_name(fields, said):
         build_spec(ModelConfig(**{**TINY, **fields}), {}, (WORDS, WORDS), 10)
 
 
+def test_a_program_has_no_kernel_of_one_platform(workdir, tmp_path, monkeypatch):
+    models = []
+    monkeypatch.setattr(stablehlo, "make_setup", lambda found, *_: models.extend(found) or sys.exit())
+    with pytest.raises(SystemExit):
+        export(settings_of(workdir), workdir, "stablehlo", tmp_path / "served")
+    assert models[0].config.execution.attention_kernel == "own"
+
+
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(workdir, tmp_path, monkeypatch):
     settings, target = settings_of(workdir), tmp_path / "served"
     with pytest.raises(UserError, match=r"--format=onnx; choose one of: ctranslate2, stablehlo"):
@@ -164,6 +173,8 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(workdir, 
         export(settings_of(workdir, ensemble=("elsewhere",)), workdir, "stablehlo", target)
     with pytest.raises(UserError, match=r"exists and is not empty"):
         export(settings, workdir, "stablehlo", workdir)
+    with pytest.raises(UserError, match=r"--output=gs://bucket/served: this is written to a disk"):
+        export(settings, workdir, "stablehlo", "gs://bucket/served")
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(UserError, match=r"needs a package: pip install ctranslate2"):
         export(settings, workdir, "ctranslate2", target)

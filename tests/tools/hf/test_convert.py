@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from etils.epath import Path
 
+import jformer
+from jformer.checkpoints import weights
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import default_config, load_config, resolve, save_config
+from jformer.config.options import Config
 from jformer.data.data_config import DataConfig
 from jformer.data.tokenizers import NumberTokenizer, Symbols, learn
 from jformer.data.tokenizers.pretrained import FastTokenizer
@@ -20,8 +23,10 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.evaluation.evaluate import evaluate
 from jformer.models import ExecutionConfig, build_model
+from jformer.models.lora_config import LoraConfig
 from jformer.storage import run_path
 from jformer.tools.hf import generation_config as generation
+from jformer.tools.hf import peft
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import FAMILIES, ORIGIN, Texts, import_model, renamed
 from jformer.tools.hf.sentence_modules import read_modules, write_modules
@@ -279,6 +284,36 @@ def test_a_run_that_gives_numbers_gives_them_after_an_export_in_the_unit_of_its_
     assert before[0] != before[1]
 
 
+def test_a_run_that_restores_spans_goes_there_as_the_translator_of_its_architecture(workdir, tmp_path):
+    config = load_config(Path(workdir) / "config.json")
+    run = jformer.restore(workdir)
+    noisy = FastTokenizer(tokenizer().content, {"pad": 0, "bos": 0, "eos": 1, "unk": 2, "noise": [4, 5]})
+    weights.write_run(Path(tmp_path / "more"), dataclasses.replace(config, task="denoise"), (noisy, noisy), run.params)
+    assert main(["export", str(tmp_path / "more"), f"--output={tmp_path / 'theirs'}"]) == 0
+    fields = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert fields["architectures"] == ["T5ForConditionalGeneration"]
+
+
+def test_exports_are_not_written_into_a_folder_that_is_named_like_a_bucket(workdir, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    adapters = dataclasses.replace(load_config(Path(workdir) / "config.json").model, lora=LoraConfig(rank=2))
+    run = StoredRun(Path(workdir), dataclasses.replace(Config(), model=adapters), (tokenizer(), tokenizer()))
+    monkeypatch.setattr(peft, "read_run", lambda path: run)
+    for more in ([], ["--adapter_of=base"]):
+        assert main(["export", str(workdir), "--output=gs://bucket/model", *more]) == 2
+        assert "--output=gs://bucket/model: this is written to a disk" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("spelt", ["<extra_id_{}>", "\u2581<extra_id_{}>"])  # T5's and mT5's
+def test_sentinels_are_those_of_the_vocabulary(spelt):
+    vocabulary = TokenizerFiles.__new__(TokenizerFiles)
+    vocabulary.ids = {spelt.format(i): 9 - i for i in range(3)}
+    vocabulary.model_type, vocabulary.config, vocabulary.fast, vocabulary.fields = "mt5", {}, True, {}
+    vocabulary._role, vocabulary.special = lambda name: 1, lambda name: -1
+    assert vocabulary.symbols("source", "", 0).noise == (9, 8, 7)
+
+
 def test_directories_that_hold_something_are_left_alone(workdir, exported):
     with pytest.raises(UserError, match="is not empty"):
         import_model(exported, str(workdir), Texts())
@@ -347,6 +382,9 @@ def test_a_run_remembers_its_origin_through_every_run_that_it_began_with(tmp_pat
     runs = {name: run_path(tmp_path / name) for name in "abcx"}
     found = {name: StoredRun(path, load_config(path / "config.json"), ()).origin for name, path in runs.items()}
     assert found == {name: {"model_type": "roberta"} if name in "abc" else {} for name in runs}
+    (tmp_path / "a").rename(tmp_path / "moved")
+    lost = [StoredRun(path, load_config(path / "config.json"), ()).lost for name, path in runs.items() if name != "a"]
+    assert lost == [str(tmp_path / "a"), str(tmp_path / "a"), ""]
 
 
 @pytest.mark.parametrize(("limits", "tokens", "told"), [

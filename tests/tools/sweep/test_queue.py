@@ -362,6 +362,27 @@ def test_a_later_suggestion_that_cannot_work_is_a_failed_trial(tmp_path):
     assert "optim.learning_rate=-1.0" in queue.trials()[1].error
 
 
+def test_a_suggestion_that_reports_no_metric_is_a_failed_trial(tmp_path):
+    code = SEARCH.replace('{"optim', '{"train.ema_decay": 0.9 * (trial.number != 1), "optim')
+    queue = open_queue(tmp_path, code, SEEDS=(0,), TRIALS=3, SAMPLER="random", METRIC="valid_ema/loss",
+                       FIXED={"train.ema_decay": 0.9})  # fmt: skip
+    while queue.left():
+        if claim := queue.claim():
+            claim.complete(0.5, {}, 1.0)
+    assert states(queue) == ["complete", "failed", "complete"]
+    assert "METRIC='valid_ema/loss'" in queue.trials()[1].error
+
+
+@pytest.mark.parametrize(("key", "says"), [
+    ("seed", "seed=1.5, but seeds are"), ("optim.learning_rate", "but --config.optim.learning_rate is for all"),
+])  # fmt: skip
+def test_a_search_that_sets_what_is_set_for_all_is_refused(tmp_path, key, says):
+    code = SEARCH.replace("optim.learning_rate", key).replace('trial.suggest_float("lr", 1.0, 2.0)', "1.5")
+    queue = open_queue(tmp_path, code, SEEDS=(0,), TRIALS=2, keys=["optim.learning_rate=0.5"])
+    with pytest.raises(UserError, match=says):
+        queue.claim()
+
+
 def test_a_suggestion_is_the_first_only_if_no_other_worker_suggests(tmp_path):
     code = SEARCH.replace('trial.suggest_float("lr", 1.0, 2.0)', "-1.0")
     queue, other = (open_queue(tmp_path, code, SEEDS=(0,), TRIALS=3, SAMPLER="random") for _ in range(2))
