@@ -218,7 +218,8 @@ def adopt(
     rows = TEXTS if new else re.compile("embedding$")
     tables = [name for name in names if name in TABLES or (rows.search(name) and not (new and name in of_patches))]
     taken = [_taken(name, have.get(name), new, origin, name in tables) for name, new in zip(names, leaves, strict=True)]
-    _refuse_untrained([n for n, (_, whole, _) in zip(names, taken, strict=True) if not whole], origin, lora, freeze)
+    untrained = [name for name, (_, whole, _) in zip(names, taken, strict=True) if not whole]
+    _refuse_untrained(untrained, origin, lora, freeze if new else ())
     notes = [note for *_, note in taken if note]
     unused = [f"{name} is not used here" for name in have if name not in names]
     factors = sum(map(is_factor, names))

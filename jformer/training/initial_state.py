@@ -100,9 +100,8 @@ def inherit(
         UserError: they do not fit the model, or are not finite.
     """
     notes, digest = list[str](), ""
-    if config.train.init_from:
-        parent = load_parent(config.train.init_from, mesh)
-        origin, lora, before = config.train.init_from, config.model.lora, target_of(config.train.init_from)
+    if origin := config.train.init_from:
+        parent, before, lora = load_parent(origin, mesh), target_of(origin), config.model.lora
         other = other_answers(origin, before, tokenizers[1], new)
         kept = {name: part for name, part in parent.params.items() if not other or name not in HEADS_OF_LABELS}
         if new:
@@ -110,7 +109,7 @@ def inherit(
         params, notes = adopt(kept, params, origin, lora, config.train.freeze, new)
         notes += other if len(kept) < len(parent.params) else []
         notes += other_options(origin, config.model)
-        params = rounded(config.model.lora, params)
+        params = rounded(lora, params)
         digest = parent.digest
     params, coverage = put_vectors(config.train, config.model, tokenizers, params)
     if notes or coverage:

@@ -129,6 +129,7 @@ def test_a_new_head_that_would_be_frozen_is_refused():
         adopt(old, new, "a", freeze=("kernel$",))
     with pytest.raises(UserError, match="as it was drawn: leave it out"):
         adopt(old, new, "a", freeze=("^classifier/",))
+    assert len(adopt(old, new, "a", freeze=("kernel$",), new=False)[1]) == 2  # adapters that began so resume
     assert len(adopt(old, new, "a", freeze=("^(?!classifier/).*(?:kernel$)",))[1]) == 2
 
 
