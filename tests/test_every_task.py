@@ -32,7 +32,6 @@ from jformer.inference.verify import verify
 from jformer.parallel.sharding import replicated
 from jformer.tasks.batch_arrays import make_batch
 from jformer.tasks.build import open_mesh
-from jformer.tools.export.folder import export
 from jformer.tools.server.engine import Engine
 from jformer.tools.server.limits import Limits
 from jformer.tools.server.schema import InputsBody
@@ -240,16 +239,11 @@ def test_a_run_that_searches_for_nothing_is_verified(trained, name, capsys):
     ("name", "poolings"),
     [
         ("lm", ("last",)),
-        *(
-            pytest.param(name, poolings, marks=pytest.mark.slow)
-            for name, poolings in (
-                ("lm_lstm", ("last",)),
-                ("mlm", ("mean", "first")),
-                ("t5", ("",)),
-                ("classify", ("pooler",)),
-                ("embed", ("", "last")),
-            )
-        ),
+        ("lm_lstm", ("last",)),
+        ("mlm", ("mean", "first")),
+        ("t5", ("",)),
+        ("classify", ("pooler",)),
+        ("embed", ("", "last")),
     ],
 )
 def test_any_run_of_texts_embeds_them_in_any_order_and_batch(loaded, name, poolings):
@@ -449,12 +443,6 @@ def test_what_a_span_cannot_do_is_refused_in_one_line(loaded, use, line):
     with pytest.raises(UserError, match=line) as error:
         use(loaded("qa"))
     assert "\n" not in str(error.value)
-
-
-def test_a_run_of_spans_is_not_exported(begun, loaded, tmp_path):
-    workdir, config = begun("qa"), loaded("qa").config
-    with pytest.raises(UserError, match="task='qa' cannot be exported"):
-        export(config, workdir, "stablehlo", tmp_path / "out")
 
 
 @pytest.mark.slow

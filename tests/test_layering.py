@@ -41,12 +41,7 @@ COLLECTIVES = {
     "all_gather", "all_to_all", "axis_index", "pmap", "pmax", "pmean", "pmin", "ppermute", "psum", "psum_scatter",
     "pvary", "reduce_scatter",
 }  # fmt: skip
-TYPED = ("decoding", "models", "parallel", "tasks")  # rooms of arrays: their public signatures say of which kind
-UNTYPED = {  # may take Any: the config that has these as its parts, and so imports them
-    f"models.{name}_config.check" for name in ("lora", "mup", "recurrent", "vision")
-}
 LISTED_FROM = 5  # parameters of a public function, which its docstring lists then
-MOST_WITHOUT_NAMES = 3  # values of a record with more than four fields: what a reader tells apart by their place
 WITHOUT_JAX = ("data", "tools.sweep", "tools.compare", "tools.supervise", "storage", "integrity", "errors", "config")
 COMMANDS = ("main", "hf", "compare", "sweep", "skipgram", "supervise")
 
@@ -122,16 +117,6 @@ def test_collectives_by_hand_stand_in_parallel_only():
         assert not used or room_of(module) == "parallel", module
 
 
-def test_annotations_are_checked_as_written():
-    assert not [module for module, tree in trees(ROOT).items() if "__future__.annotations" in set(imports(tree))]
-
-
-def test_there_is_no_room_for_the_homeless():
-    assert not {part for module in trees(ROOT) for part in module.split(".")} & {
-        "util", "utils", "helpers", "common", "misc",
-    }  # fmt: skip
-
-
 def test_nobody_imports_the_door_or_the_trainer_and_nothing_imports_configs():
     for module, tree in trees(ROOT).items():
         assert "main" not in arrows_between_modules(ROOT)[module], module
@@ -165,17 +150,6 @@ def public_functions():
                     yield f"{module}.{node.name}", node
 
 
-def hints(node):
-    """Return the names in a function's annotations, also in those that are written as text."""
-    found = [node.returns, *(each.annotation for each in ast.walk(node.args) if isinstance(each, ast.arg))]
-    return set(re.findall(r"\w+", " ".join(map(ast.unparse, filter(None, found)))))
-
-
-def test_public_functions_of_arrays_take_and_return_no_any():
-    rooms = [(name, node) for name, node in public_functions() if room_of(name) in TYPED]
-    assert {name for name, node in rooms if "Any" in hints(node)} == UNTYPED
-
-
 def listed(node):
     """Return the parameters in the section Args of a function's docstring; a line may be about several of them."""
     section = (ast.get_docstring(node) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
@@ -188,47 +162,6 @@ def test_a_public_function_of_many_parameters_says_what_each_of_them_is():
             named = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             others = {node.args.kwarg.arg} if node.args.kwarg else set()  # which may be listed
             assert {*listed(node)} - others == {*named} - {"self", "cls"}, name
-
-
-def records():
-    """Return the records of more than four fields: (module, class)."""
-    return {
-        (module, node.name)
-        for module, tree in trees(ROOT).items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and sum(isinstance(each, ast.AnnAssign) for each in node.body) > 4
-        if re.search("NamedTuple|dataclass", " ".join(map(ast.unparse, [*node.bases, *node.decorator_list])))
-    }
-
-
-def classes(module, tree):
-    """Return what a module's names of classes stand for, its own and imported ones: name → (module, class)."""
-    found = {node.name: (module, node.name) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            source = (node.module or "").removeprefix("jformer.")
-            found |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
-    return found
-
-
-def unnamed(module, tree, wide):
-    """Yield where a module makes a record of many values without saying which is which; `Record(*row)` is whole."""
-    names = classes(module, tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and names.get(node.func.id) in wide:
-            starred = [isinstance(each, ast.Starred) for each in node.args]
-            if starred != [True] and (any(starred) or len(starred) > MOST_WITHOUT_NAMES):
-                yield f"{module}:{node.lineno} {node.func.id}"
-
-
-def test_values_of_a_wide_record_have_names_where_it_is_made():
-    wide = records()
-    assert ("tools.hf.families", "HfFamily") in wide
-    assert not [place for module, tree in trees(ROOT).items() for place in unnamed(module, tree, wide)]
-    tree = ast.parse(
-        "from jformer.tools.forecast.topology import Chip\nChip(1, 2, 3, 4)\nChip(*a)\nChip(1, *a)\nChip(1, hbm=2)"
-    )
-    assert [*unnamed("m", tree, wide)] == ["m:2 Chip", "m:4 Chip"]
 
 
 def test_floors_and_circles_are_those_of_the_arrows():

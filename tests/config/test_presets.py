@@ -156,13 +156,7 @@ def test_no_preset_is_left_uncounted():
 def test_every_preset_has_an_exact_parameter_count(name):
     size, expected = EXPECTED[name]
     assert count(sized(name, size)) == expected
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_counts_are_those_that_the_papers_print(name):
-    ours = EXPECTED[name][1] / 1e6
-    print(f"{name}: {ours:,.1f} M, published {PUBLISHED[name]:,} M")
-    assert ours == pytest.approx(PUBLISHED[name], rel=0.02)
+    assert PUBLISHED.get(name, expected / 1e6) == pytest.approx(expected / 1e6, rel=0.02)
 
 
 def test_sutskever_counts_384_millions_a_sixth_of_them_recurrent():
@@ -179,14 +173,11 @@ def test_bert_as_a_classifier_reads_the_pooler_and_drops_the_transform(name, exp
 
 def test_rows_of_table_3_differ_by_what_the_paper_rounds():
     for name, printed in TABLE3.items():
-        ours = millions(name, 37_000)
-        print(f"{name}: {ours:.1f} M with 37,000 rows, printed {printed} M")
         if sized(name, 37_000).d_model == 512:
-            difference = ours - millions("transformer_base", 37_000)
+            difference = millions(name, 37_000) - millions("transformer_base", 37_000)
             assert abs(difference - (printed - TABLE3["transformer_base"])) < 1, name
 
 
-@pytest.mark.slow
 def test_the_vocabulary_that_table_3_implies_gives_its_other_counts():
     for name, rows in (("transformer_base", 40_800), ("table3_c_d256", 40_800), ("table3_c_d1024", 40_800)):
         assert round(millions(name, rows)) == TABLE3[name], name
@@ -216,10 +207,3 @@ def test_the_rates_of_a_recipe_are_those_of_its_paper(name, rates):
     schedule = build_schedule(config.optim, config.train.num_steps, config.model.scale_width)
     assert {step: float(schedule(step - 1)) for step in rates} == pytest.approx(rates, rel=1e-3)
     assert config.model.output_dropout == name.startswith("t5")
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_row_says_only_what_differs(name):
-    defaults = dataclasses.asdict(ModelConfig())
-    for key, value in PRESETS[name].items():
-        assert value != defaults[key], key

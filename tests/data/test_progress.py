@@ -48,7 +48,7 @@ def test_a_terminal_sees_a_bar_of_what_has_a_total_and_no_colours(monkeypatch):
         re.sub("█+.?( +)", "████████████████▌                ", line) for line in shown
     ]
     assert "\x1b[Ktokenizing train: 1,000 examples, 0:00" in shown
-    assert "\x1b[Kthe line after it" in shown or "\x1b[K" + "the line after it" in said[0]
+    assert "\x1b[Kthe line after it" in said[0]
     assert terminal.sequences(said[0]) <= terminal.MOVES
 
 

@@ -90,7 +90,9 @@ def test_no_kernel_of_attention_with_dropout_writes_scores_in_float32():
 
 
 @needs_cuda_compiler
-@pytest.mark.parametrize(("case", "precision"), [("base", "DEFAULT"), ("highest", "HIGHEST")])
+@pytest.mark.parametrize(
+    ("case", "precision"), [pytest.param("base", "DEFAULT", marks=pytest.mark.slow), ("highest", "HIGHEST")]
+)
 def test_no_float32_product_is_tf32_at_the_highest_precision(case, precision):
     figures = compiled(Cell(case, "update", "float32", "1x1x1"))
     products = [each for part in figures.program.computations.values() for each in part.values()]

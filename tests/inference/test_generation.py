@@ -25,7 +25,6 @@ from jformer.parallel.mesh import make_mesh
 from tests.conftest import draw_params
 from tests.inference import untrained
 from tests.inference.untrained import CHARS
-from tests.slow import slow_but
 
 INPUTS, LENGTH, ROOM = 2, 5, 16
 
@@ -44,7 +43,7 @@ def flops_of_a_row(model, params, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", slow_but(["encdec", "decoder"], "decoder"))
+@pytest.mark.parametrize("family", ["encdec", "decoder"])
 def test_a_sample_costs_no_more_where_there_are_more_of_them(tiny, family):
     model, params = tiny(family=family)
     few, many = (flops_of_a_row(model, params, search="sample", samples=samples) for samples in (4, 32))
@@ -155,7 +154,7 @@ def test_a_copy_is_made_once_and_anew_for_other_parameters(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", slow_but(KINDS, "encdec", "encoder"))
+@pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_the_same(kind):
     task, fields = KINDS[kind]
     model = build_model(ModelConfig(vocab_size=CHARS.vocab_size, **fields))

@@ -188,7 +188,7 @@ def test_the_tags_of_a_pass_are_the_likeliest_of_each_position():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("crf", [False, True])
-@pytest.mark.parametrize("recurrent", slow_but([None, LSTM], None))
+@pytest.mark.parametrize("recurrent", [None, LSTM])
 def test_a_line_alone_gets_the_tags_it_gets_among_others(tagger, recurrent, crf):
     predictor = tagger(recurrent=recurrent, crf=crf)
     together = predictor.generate(LINES)

@@ -15,11 +15,9 @@ from tests.conftest import draw_params, make_batch, run
 from tests.models.contracts import check_cache
 from tests.models.test_contracts import architectures, batch_for, built
 from tests.models.test_lora import EVERYWHERE, drawn
-from tests.slow import slow_but
 
 SIZES = [7, 5, 4], [6, 4, 5]
 EVERY = list(architectures())
-QUICK = [config for config in EVERY if architectures()[config][0] == "transformer_tiny"]
 LAYERS = [{}, {"shared_layers": True}, {"family": "decoder", "norm": "pre"}]
 
 
@@ -28,7 +26,7 @@ def recorded(model, params, batch, *names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", slow_but(EVERY, *QUICK), ids=[architectures()[c][0] for c in EVERY])
+@pytest.mark.parametrize("config", EVERY, ids=[architectures()[c][0] for c in EVERY])
 def test_an_activation_replaced_by_its_own_value_changes_no_bit(config):
     model, params = built(config)
     batch = batch_for(config, *SIZES)
@@ -43,7 +41,7 @@ def test_an_activation_replaced_by_its_own_value_changes_no_bit(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", slow_but(LAYERS, LAYERS[2]), ids=str)
+@pytest.mark.parametrize("fields", LAYERS, ids=str)
 def test_zeroed_heads_of_a_layer_are_an_output_projection_of_zeros(tiny, fields):
     model, params = tiny(**fields)
     stack, layer = "decoder", 0 if fields.get("shared_layers") else 1

@@ -64,7 +64,7 @@ def test_loss_and_gradient_stay_the_same(remat, unroll):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [SMOOTH, pytest.param({"activation": "swiglu", "norm_type": "rmsnorm"}, marks=pytest.mark.slow)],
+    [SMOOTH, {"activation": "swiglu", "norm_type": "rmsnorm"}],
     ids=["gelu", "swiglu"],
 )
 def test_accelerators_keep_inputs_of_norms_and_activations_alone(options):

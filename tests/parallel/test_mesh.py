@@ -62,7 +62,7 @@ shapes = functools.partial(pytest.mark.parametrize, "sizes", ids=lambda sizes: "
 
 
 @pytest.mark.slow
-@shapes(slow_but(MESHES, (2, 2, 2)))
+@shapes(MESHES)
 def test_each_device_does_its_share_of_the_products(program, sizes):
     share = flops(program(*sizes)[0]) / flops(program(1, 1, 1)[0])
     assert share == pytest.approx(1 / 8, rel=0.05)
@@ -91,12 +91,13 @@ def test_kernels_are_gathered_over_fsdp_and_activations_are_not(program, tiny, s
 
 @pytest.fixture(scope="module")
 def answers(tiny):
-    """Return a function: sizes of a mesh and options → outputs with their scores, of an untrained model."""
+    """Return a function: sizes of a mesh and a search → outputs with their scores, of an untrained model."""
     tokenizer = learn("char", ["abcdefgh "], 99, "identity", False)
     model, params = tiny(num_layers=1, d_ff=48, num_heads=8, tied_output=False, vocab_size=24)
 
-    def answer(*sizes, **options):
-        options = {"batch_size": 4, "max_extra_length": 6, **options}
+    @functools.cache
+    def answer(sizes, name):
+        options = {"batch_size": 4, "max_extra_length": 6, **SEARCHES[name]}
         config = dataclasses.replace(resolve({"data": {"max_source_length": 64}}), decode=DecodeConfig(**options))
         mesh = make_mesh(*sizes)
         placed = jax.device_put(params, parameter_shardings(mesh, params, whole=["fsdp"]))
@@ -120,8 +121,8 @@ SEARCHES = {
 }
 
 
-# Beam search on every mesh, every search on one that has everything.
-CASES = [(sizes, "beam") for sizes in UPDATED] + [((2, 2, 2), name) for name in SEARCHES if name != "beam"]
+# Beam search on every kind of mesh, every search on one that has everything.
+CASES = [(sizes, "beam") for sizes in UPDATED[:4]] + [((2, 2, 2), name) for name in SEARCHES if name != "beam"]
 
 
 @pytest.mark.slow
@@ -129,8 +130,7 @@ CASES = [(sizes, "beam") for sizes in UPDATED] + [((2, 2, 2), name) for name in 
     ("sizes", "name"), CASES, ids=["-".join([name, "x".join(map(str, sizes))]) for sizes, name in CASES]
 )
 def test_answers_are_those_of_one_device(answers, sizes, name):
-    options = SEARCHES[name]
-    (expected, expected_scores), (found, scores) = answers(1, 1, 1, **options), answers(*sizes, **options)
+    (expected, expected_scores), (found, scores) = answers((1, 1, 1), name), answers(sizes, name)
     assert [[output.ids for output in each] for each in found] == [[o.ids for o in each] for each in expected]
     for one, other in zip(found, expected, strict=True):
         assert [o.score is None for o in one] == [o.score is None for o in other]  # as for an empty input
@@ -159,7 +159,7 @@ def test_a_run_goes_on_with_another_mesh_and_is_the_same_run(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers", slow_but([2, 1], 2), ids=["own", "shared"])
+@pytest.mark.parametrize("layers", [2, 1], ids=["own", "shared"])
 def test_devices_share_the_scores_of_distances_by_heads(tiny, layers):
     model, params = tiny(**WIDE, positions="transformer_xl", shared_layers=layers == 1)
     found = []

@@ -18,7 +18,6 @@ from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained
 from jformer.tasks.build import build_sized, build_task
 from jformer.tasks.sums import Sum
-from jformer.tools.export.folder import export
 from jformer.tools.forecast.describe import describe
 from tests.conftest import draw_params
 from tests.tasks.conftest import PAIRS, PICTURES, make_task
@@ -160,12 +159,6 @@ def test_a_caption_shows_what_its_words_take_from_the_patches():
     np.testing.assert_allclose(cross.weights.sum(-1), 1, rtol=1e-5)
     assert shown.image.shape == (32, 32, 3)
     np.testing.assert_array_equal(shown.image.reshape(-1), predictor().tokenizers[0].encode([place])[0])
-
-
-@pytest.mark.parametrize("form", ["ctranslate2", "stablehlo"])
-def test_a_run_of_images_is_not_exported(form, tmp_path):
-    with pytest.raises(UserError, match="task='caption' cannot be exported: only translate can"):
-        export(settings(), tmp_path, form, tmp_path / "out")
 
 
 @pytest.mark.slow

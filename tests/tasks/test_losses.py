@@ -101,18 +101,6 @@ def test_gradient_is_probabilities_less_the_smoothed_distribution(smoothing):
     np.testing.assert_allclose(gradient_of(LOGITS, smoothing), expected, atol=2e-6)
 
 
-def test_gradient_is_the_slope_of_the_loss():
-    direction = RNG.normal(size=LOGITS.shape).astype(np.float32)
-    ends = [cross_entropy(LOGITS + h * direction, TARGETS, WEIGHTS, 0.1)["loss"].total for h in (-0.01, 0.01)]
-    gradient = gradient_of(LOGITS, 0.1)
-    np.testing.assert_allclose((gradient * direction).sum(), (ends[1] - ends[0]) / 0.02, rtol=1e-3)
-
-
-def test_smoothed_loss_is_least_at_the_smoothed_distribution():
-    best = np.log(smoothed(0.1)).astype(np.float32)
-    np.testing.assert_allclose(gradient_of(best, 0.1), 0, atol=1e-6)
-
-
 def test_no_tokens_sum_to_zero_without_nan():
     zeros = np.zeros_like(WEIGHTS)
     found = cross_entropy(LOGITS, TARGETS, zeros, 0.1)
@@ -276,8 +264,7 @@ def assert_trees_close(found, expected):
 ARGUMENTS = jax.tree.map(jnp.asarray, (HIDDEN, PARAMS, WEIGHTS))
 
 
-@pytest.mark.parametrize("part", [0, 1], ids=["total", "count"])
-@pytest.mark.parametrize("name", ["loss", "nll", "correct"])
+@pytest.mark.parametrize(("name", "part"), [("loss", 0), ("loss", 1), ("nll", 0), ("correct", 0)])
 @pytest.mark.parametrize("mine", slow_but([False, True], False), ids=["by_hand", "by_jax"])
 def test_every_figure_has_the_gradient_of_the_plain_one(mine, name, part, positions):
     with jax_gradients(mine):

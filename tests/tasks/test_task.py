@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def test_loss_counts_what_the_weights_count_and_knows_a_uniform_guess(make, name
     made = make(name, batching=batching)
     batch = {key: jnp.asarray(array) for key, array in made.batches[0].items()}
     hidden = jnp.zeros((*batch["target_out"].shape, 8))
-    sums = made.task.loss(hidden, lambda h: h @ jnp.zeros((8, 40)), batch)
+    sums = jax.jit(lambda hidden, batch: made.task.loss(hidden, lambda h: h @ jnp.zeros((8, 40)), batch))(hidden, batch)
     assert sums["nll"].count == batch["weights"].sum() > 0
     np.testing.assert_allclose(sums["nll"].total, batch["weights"].sum() * math.log(40), rtol=1e-5)
     assert sums["correct"].total == (batch["weights"] * (batch["target_out"] == 0)).sum() < sums["correct"].count

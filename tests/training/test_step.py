@@ -127,7 +127,7 @@ def test_accelerators_add_gradients_of_layers_without_a_pass_over_all_of_them(ti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "microbatches"), [((1, 1, 1), 4), *((shape, 1) for shape in MESHES)], ids=named)
+@pytest.mark.parametrize(("shape", "microbatches"), [((1, 1, 1), 4), *((shape, 1) for shape in MESHES[:4])], ids=named)
 def test_sgd_update_does_not_depend_on_the_devices(noisy, shape, microbatches):
     model, params = noisy
     states = []

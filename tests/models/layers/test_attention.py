@@ -14,7 +14,7 @@ from jformer.models import ModelConfig
 from jformer.models.layers.attention import Attention, project_self
 from jformer.models.layers.dot_product import MAX_QUERIES_FOR_SUMS, attend, attend_few_queries
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
-from jformer.models.layers.matmul import jax_gradients, query_key_scores
+from jformer.models.layers.matmul import jax_gradients
 from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility
 from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import equations, only_on_cpus
@@ -71,19 +71,6 @@ def test_the_look_ahead_mask_hides_the_future_before_the_softmax():
     assert (weights[np.triu_indices(3, 1)] == 0).all()
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no-bias"])
-def test_ours_equals_the_kernel_of_jax(kv_heads, biased):
-    keys = jax.random.split(jax.random.key(0), 5)
-    q = jax.random.normal(keys[0], (2, 5, 4, 8))
-    k, v = (jax.random.normal(key, (2, 7, kv_heads, 8)) for key in keys[1:3])
-    bias = jax.random.normal(keys[3], (1, 4, 5, 7)) if biased else None
-    mask = jax.random.bernoulli(keys[4], 0.6, (2, 1, 5, 7)).at[..., 0].set(True)
-    ours, _ = attend_at_once(q, {"k": k, "v": v}, mask, bias, scale=0.3)
-    theirs = jax.jit(functools.partial(jax.nn.dot_product_attention, scale=0.3))(q, k, v, bias, mask)
-    np.testing.assert_allclose(ours, theirs, atol=2e-6)
-
-
 def bfloat16_inputs(*shapes):
     """Return arrays of bfloat16 numbers, and the same numbers in float32."""
     keys = jax.random.split(jax.random.key(1), len(shapes))
@@ -105,14 +92,6 @@ def test_scores_of_a_cache_are_float32_where_activations_are_bfloat16(queries):
     at_once = jax.jit(functools.partial(attend_few_queries, scale=0.25))
     weights = [at_once(q, {"k": k, "v": v}, None)[1] for q, k, v in (half, full)]
     np.testing.assert_allclose(*weights, atol=1e-6)
-
-
-@only_on_cpus  # elsewhere the two products may be rounded otherwise; test_matmul.py compares them, too
-def test_the_gradient_of_float32_scores_is_that_of_autodiff():
-    q, k = jax.random.normal(jax.random.key(0), (2, 5, 2, 3, 8)), jax.random.normal(jax.random.key(1), (2, 7, 2, 8))
-    plain = functools.partial(jnp.einsum, "btgrk,bsgk->bgrts")
-    found, expected = (jax.grad(lambda *x, f=f: jnp.sin(f(*x)).sum(), (0, 1))(q, k) for f in (query_key_scores, plain))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])

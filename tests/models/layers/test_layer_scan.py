@@ -13,7 +13,6 @@ from jformer.models.layers import layer_scan
 from jformer.models.parts import count_params
 from jformer.parallel.backend import Target, compiling_for
 from tests.conftest import TINY, draw_params, equations, make_batch, run
-from tests.slow import slow_but
 
 FIELDS = {"shared_layers": True, "num_decoder_layers": 3, "positions": "relative"}
 RUNS = {
@@ -51,7 +50,7 @@ def equal_layers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but(RUNS, "a loop"))
+@pytest.mark.parametrize("name", RUNS)
 def test_outputs_and_gradients_are_those_of_equal_layers(equal_layers, name):
     config, params, (expected, each) = equal_layers
     value, gradient = value_and_gradient(dataclasses.replace(config, execution=RUNS[name]), params)

@@ -165,7 +165,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(workdir, 
     settings, target = settings_of(workdir), tmp_path / "served"
     with pytest.raises(UserError, match=r"--format=onnx; choose one of: ctranslate2, stablehlo"):
         export(settings, workdir, "onnx", target)
-    with pytest.raises(UserError, match=r"task='lm' cannot be exported"):
+    with pytest.raises(UserError, match=r"task='lm' cannot be exported: only translate can"):
         export(dataclasses.replace(settings, task="lm"), workdir, "stablehlo", target)
     with pytest.raises(UserError, match=r"decode\.search='sample' cannot be exported"):
         export(settings_of(workdir, search="sample"), workdir, "stablehlo", target)

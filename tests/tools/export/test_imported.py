@@ -88,7 +88,7 @@ def test_the_program_writes_what_the_run_writes(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", slow_but(["nllb", "bart"], "nllb"), indirect=True)
+@pytest.mark.parametrize("run", ["nllb", "bart"], indirect=True)
 def test_the_program_has_no_more_positions_than_the_run(run, tmp_path):
     """A language or `<s>` before an answer takes one of the 32."""
     decode = {"max_length": 0, "max_extra_length": 40, "min_length": 30}

@@ -17,7 +17,6 @@ from jformer.tools.forecast.describe import describe, summary
 from jformer.tools.forecast.shapes import full_shape
 from tests.config.test_presets import EXPECTED
 from tests.models.test_flops import MODELS, shapes
-from tests.slow import slow_but
 
 
 @pytest.fixture
@@ -92,7 +91,8 @@ def flops(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", slow_but(PRESETS, "bert_base", "t5_small"))
+@pytest.mark.usefixtures("without_memory")
+@pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_described_without_a_weight(preset):
     size, expected = EXPECTED[preset]
     config = default_config(preset)
