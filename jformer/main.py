@@ -356,12 +356,20 @@ MODES: dict[str, Callable[[flags.FlagValues, Config, Path], int]] = {
 
 
 def keep_compiled(config: Config) -> None:
-    """Cache compiled programs beside the tokenized corpora, unless the environment names a directory."""
+    """Cache compiled programs beside the tokenized corpora, unless the environment names a directory.
+
+    Several processes cache theirs only where all see them. JAX writes those of process 0, and XLA lets GPUs of several
+    hosts measure kernels together: process 0, which had the program, would leave the others waiting for its share.
+    """
     import jax
 
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(Path(config.data.cache_dir).expanduser() / "compiled"))
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if folder is None:
+        folder = str(Path(config.data.cache_dir).expanduser() / "compiled")
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
+    if folder and not processes.is_shared(run_path(folder)):
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:

@@ -24,6 +24,7 @@ from jformer.models.parts import STACKED, in_stack, split
 from jformer.parallel import processes
 from jformer.parallel.sharding import sum_over_parts
 from jformer.tasks.sums import LossFn
+from jformer.training.machine import available
 from jformer.training.state import TrainState
 from jformer.training.step import apply_gradient, mean_of, trained_gradient
 
@@ -75,9 +76,25 @@ class Examination:
         `step`, from 0, is that of the update, for the same dropout. All processes call it.
         """
         processes.enter_phase(f"looking for non-finite values in update {step + 1}")
-        processes.compile_together(self.program, state, batch, step)
-        broken = jax.device_get(self.program(state, batch, step))
+        program = self._compiled(state, batch, step)
+        if not processes.agree(program is not None, all):
+            return "not looked for: finding the first non-finite value needs more memory than is free"
+        assert program
+        broken = jax.device_get(program(state, batch, step))
         return f"the first non-finite value is {self._first(broken)}"
+
+    def _compiled(self, *arguments: object) -> jax.stages.Compiled | None:
+        """Return the compiled program, or None if it does not fit in memory, as it holds more than an update does."""
+        try:
+            program = self.program.lower(*arguments).compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" in str(error):  # as the compiler for TPUs says
+                return None
+            raise
+        device, needed = self._mesh.local_devices[0], program.memory_analysis().temp_size_in_bytes
+        devices = len(self._mesh.local_devices) if device.platform == "cpu" else 1  # which share one memory
+        there = available(device)
+        return program if there is None or needed * devices <= there.free else None
 
     def _examine(self, state: TrainState, batch: Batch, step: Array) -> Broken:
         key = jax.random.fold_in(jax.random.key(self._seed), step)

@@ -106,6 +106,7 @@ class TrainingLog:
         finally:
             self.heartbeat.stop()
             self._bar.close()
+            self._state, self._pending = None, []  # this object is in cycles: arrays would stay until a collection
             if self._record:
                 self._record.close(failed=kind is not None)
 

@@ -12,6 +12,7 @@ from jformer.parallel.mesh import make_mesh
 from jformer.parallel.sharding import put_batch
 from jformer.tasks.task import make_loss
 from jformer.training.finiteness import Examination
+from jformer.training.machine import Available
 from tests.conftest import make_batch
 from tests.training.test_step import SMOOTHED, fresh
 
@@ -88,6 +89,18 @@ def test_a_parameter_of_all_layers_is_in_none_and_an_output_is_in_its_layer(tiny
     said = "the first non-finite value is the parameter decoder/block/feed_forward/up/kernel"
     assert shared(put(np.nan, *UP, at=(0, 2))) == said
     assert "the output of decoder/block/feed_forward/up in layer 1," in shared(put(HUGE, *UP, at=(0, HALF)))
+
+
+def test_without_memory_for_it_nothing_is_looked_for(tiny, monkeypatch):
+    examined = examination(tiny)
+    monkeypatch.setattr("jformer.training.finiteness.available", lambda device: Available(2**30, 10, 0))
+    assert examined(weight=np.inf).startswith("not looked for: ")
+
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    assert examined(weight=np.inf).startswith("not looked for: ")
 
 
 def test_the_microbatch_is_named(examined):

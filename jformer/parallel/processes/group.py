@@ -187,25 +187,38 @@ def check_same(fields: Mapping[str, object]) -> None:
 
 def refuse_unshared(folder: Path) -> None:
     """Raise UserError, in all processes, if one of them does not see a file that process 0 writes into a folder."""
+    if blind := _blind_to(folder):
+        raise UserError(
+            f"--workdir={folder}: {', '.join(blind)} does not see what process 0 writes there: it must be shared"
+        )
+
+
+def is_shared(folder: Path) -> bool:
+    """Return whether all processes see what process 0 writes into a folder, which it creates; False if it cannot."""
+    return not _blind_to(folder, OSError)
+
+
+def _blind_to(folder: Path, *ignored: type[Exception]) -> list[str]:
+    """Return the names of the processes that do not see a file that process 0 writes into a folder."""
     if _service is None:
-        return
-    service, path = _service, folder / "processes.token"
-    token = agree(secrets.token_hex(8), lambda tokens: tokens[0])
+        return []
+    service = _service
+    path = folder / f"processes-{agree(secrets.token_hex(8), lambda tokens: tokens[0])}"
     if is_main_process():
-        path.write_text(token)
+        with contextlib.suppress(*ignored):
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(path.name)
     barrier()
-    seen = agree(_appears(path, token), list)
+    seen = agree(_appears(path), list)
     if is_main_process():
-        path.unlink()
-    if not all(seen):
-        blind = ", ".join(service.name(i) for i, sees in enumerate(seen) if not sees)
-        raise UserError(f"--workdir={folder}: {blind} does not see what process 0 writes there: it must be shared")
+        path.unlink(missing_ok=True)
+    return [service.name(i) for i, sees in enumerate(seen) if not sees]
 
 
-def _appears(path: Path, text: str) -> bool:
-    """Return whether a file holds a text, which may take a moment on a network file system."""
+def _appears(path: Path) -> bool:
+    """Return whether a file exists, which may take a moment on a network file system."""
     deadline = time.monotonic() + SHARED_SECONDS
-    while not (found := path.exists() and path.read_text() == text) and time.monotonic() < deadline:
+    while not (found := path.exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
 

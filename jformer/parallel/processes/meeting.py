@@ -7,6 +7,7 @@ on the coordinator's port first, and then JAX's service takes over that port. If
 """
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -49,8 +50,8 @@ class AbsentError(Exception):
 def meet(own: ProcessInfo, fields: Mapping[str, object], seconds: float) -> list[str]:
     """Return the machines of all processes, once all have arrived.
 
-    Raises AbsentError if that takes longer than `seconds`; UserError if two processes have the same number, or if their
-    counts or fields differ.
+    Raises AbsentError if that takes longer than `seconds`, or another program keeps the port; UserError if two
+    processes have the same number, or if their counts or fields differ.
     """
     hello = Hello(own.process, own.processes, socket.gethostname(), dict(fields))
     if own.process:
@@ -58,7 +59,8 @@ def meet(own: ProcessInfo, fields: Mapping[str, object], seconds: float) -> list
     try:
         server = _listen(own)
     except OSError as error:
-        raise UserError(
+        taken = error.errno == errno.EADDRINUSE  # perhaps by a connection of another program, which will end
+        raise (AbsentError if taken else UserError)(
             f"coordinator {own.host}:{own.port}: process 0 cannot listen there ({error.strerror or error}); its host "
             "must be this machine, its port free"
         ) from error

@@ -4,11 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 TASKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES")
-DETECTION_SECONDS = 60
+DETECTION_SECONDS = 300  # for the name of process 0's machine, which Kubernetes may know only once it runs
+JAX_TPU_PORT, OPEN_TPU_PORT = 8482, 8476  # the firewall of a Cloud TPU slice may leave only the second open
 
 
 class ProcessInfo(NamedTuple):
@@ -26,7 +27,8 @@ def from_flags(
 ) -> ProcessInfo | None:
     """Return the place that the flags give this process, or None for a run of a single process.
 
-    Raises UserError for flags that are incomplete or inconsistent, or if --distributed finds no cluster.
+    Raises UserError for flags that are incomplete or inconsistent, or if --distributed finds no cluster;
+    UnavailableError if the cluster does not answer.
     """
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     missing = [name for name, value in given.items() if value is None]
@@ -60,15 +62,18 @@ def detect() -> ProcessInfo:
         found, count, index, local = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, DETECTION_SECONDS
         )
-    except Exception as error:  # a cluster's own service may raise anything
-        raise UserError(f"--distributed: this cluster's coordinates cannot be read: {error}") from error
+    except Exception as error:  # a cluster's own service may raise anything, also because it is not up yet
+        raise UnavailableError(f"--distributed: this cluster's coordinates cannot be read: {error}") from error
     if found is None or count is None or index is None:
         raise UserError(
             "--distributed found no cluster (Cloud TPU, Slurm, Open MPI, Kubernetes, "
             f"{', '.join(VARIABLES)}): give --coordinator=HOST:PORT --processes=N --process=I"
         )
     own = _checked(found, count, index, "coordinator", "processes", "process")
-    return own._replace(local_devices=None if _one_task_a_machine() else local)
+    moved = own.port == JAX_TPU_PORT and "JAX_COORDINATOR_PORT" not in os.environ
+    return own._replace(
+        port=OPEN_TPU_PORT if moved else own.port, local_devices=None if _one_task_a_machine() else local
+    )
 
 
 def _one_task_a_machine() -> bool:

@@ -50,5 +50,5 @@ elif NAME == "unread":
 elif NAME == "old":
     group.software = lambda: {**software(), "numpy": "0.1"}
 elif NAME == "blind":
-    group._appears = lambda path, text: appears(path.parent / "elsewhere" / path.name, text)
+    group._appears = lambda path: appears(path.parent / "elsewhere" / path.name)
 sys.exit(main.main([sys.argv[0], *sys.argv[2:]]))

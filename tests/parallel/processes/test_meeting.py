@@ -80,6 +80,13 @@ def test_a_certificate_that_is_not_there_is_named_at_once(monkeypatch):
             raise refused
 
 
+def test_a_port_that_is_taken_may_be_free_later():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (refused,) = met(server.getsockname()[1], 0)
+    assert isinstance(refused, AbsentError)
+    assert "process 0 cannot listen there (Address already in use" in str(refused)
+
+
 @pytest.mark.parametrize(
     ("numbers", "options", "kind", "says"),
     [

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import jax
 import pytest
 from etils import epath
+from jax._src import clusters
 from jax._src.distributed import global_state
 from jax._src.lib import _jax
 
-from jformer.errors import LOST, UserError
+from jformer.errors import LOST, UnavailableError, UserError
 from jformer.parallel import processes
 from jformer.parallel.processes import service
 from jformer.parallel.processes.handshake import STAMP, code_version, refuse_differences, saved_run, software
@@ -76,6 +77,23 @@ def test_clusters_and_variables_say_it_too(monkeypatch):
         from_flags(True, None, None, None)
     monkeypatch.delenv(VARIABLES[2])
     with pytest.raises(UserError, match="JAX_PROCESS_ID is not set"):
+        from_flags(True, None, None, None)
+
+
+def test_a_slice_of_tpus_meets_at_the_port_that_its_firewall_leaves_open(monkeypatch):
+    found = ["t1v-0:8482", 4, 2, None]
+    monkeypatch.setattr(clusters.ClusterEnv, "auto_detect_unset_distributed_params", lambda *_: found)
+    assert from_flags(True, None, None, None) == ProcessInfo("t1v-0", 8476, 4, 2)
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "8482")
+    assert from_flags(True, None, None, None) == ProcessInfo("t1v-0", 8482, 4, 2)
+
+
+def test_a_cluster_that_does_not_answer_may_do_so_later(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("Failed to recognize coordinator address run-0")
+
+    monkeypatch.setattr(clusters.ClusterEnv, "auto_detect_unset_distributed_params", fail)
+    with pytest.raises(UnavailableError, match="coordinates cannot be read: Failed to recognize"):
         from_flags(True, None, None, None)
 
 

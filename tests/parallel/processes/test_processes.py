@@ -199,6 +199,16 @@ def test_a_slow_compiler_is_waited_for_longer_than_gloo_waits(cache, tmp_path):
         group.end(0, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
+def test_programs_are_cached_where_all_processes_find_them(tmp_path, monkeypatch, shared):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    own = {i: [f"--config.data.cache_dir={tmp_path}/cache{0 if shared else i}"] for i in range(2)}
+    with running(tmp_path, tmp_path / "run", *SHORT, own=own) as group:
+        group.end(0, 0)
+    assert any((tmp_path / "cache0" / "compiled").glob("*-cache")) == shared
+
+
 slow = pytest.mark.slow
 
 
