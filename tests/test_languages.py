@@ -9,8 +9,8 @@ from etils.epath import Path
 
 from jformer import main
 from jformer.config import as_config_dict, load_config, resolve
-from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.data.vocabularies import VocabularySpec, directed, learn_tokenizers

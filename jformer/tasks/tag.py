@@ -7,8 +7,9 @@ from itertools import chain
 import numpy as np
 
 from jformer.data.aligned import TagEncoder
-from jformer.data.corpus import Side, Tokens
+from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import Side
 from jformer.data.pipeline import Arrays, Features, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair

@@ -10,8 +10,8 @@ import jax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jformer import plugins
-from jformer.data.corpus import ExampleEncoder, Side
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import ExampleEncoder, Side
 from jformer.data.pipeline import Features
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer

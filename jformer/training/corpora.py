@@ -13,9 +13,10 @@ from jformer.config import load_config, resolve
 from jformer.config.options import Config, TrainConfig
 from jformer.config.resume import differences
 from jformer.data.cleaning import cleaned, write_examples
-from jformer.data.corpus import Corpus, ExampleEncoder, locked, open_corpus, prepare_shard
+from jformer.data.corpus import Corpus, locked, open_corpus, prepare_shard
 from jformer.data.data_config import OF_VOCABULARY, READ_TARGETS, DataConfig, SourceConfig
 from jformer.data.draws import shares_of
+from jformer.data.encoders import ExampleEncoder
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.preparation import Shard
 from jformer.data.progress import show_progress

@@ -15,7 +15,7 @@ from jformer import main
 from jformer.config import default_config, resolve, save_config
 from jformer.config.resume import resume_config
 from jformer.data import preparation, progress
-from jformer.data.corpus import PairEncoder
+from jformer.data.encoders import PairEncoder
 from jformer.data.tokenizers.lists import ListTokenizer
 from jformer.errors import UserError
 from jformer.integrity import seal
