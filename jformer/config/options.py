@@ -38,6 +38,14 @@ PARTS = (  # keys whose values may name a user-defined part; data.mixture has a 
 ONE_PASS = ("classify", "tag", "qa", "embed", "mlm")  # tasks whose answers are not searched for
 OF_TOKENS = ("translate", "lm", "prefix_lm", "mlm", "denoise")  # tasks whose loss is a sum over tokens
 OF_IMAGES = ("caption",)  # tasks whose source is an image and never a text
+READERS = {  # option → the tasks that read it, of options that few do
+    **dict.fromkeys(("data.labels", "data.label_weights"), ("classify",)),
+    **dict.fromkeys(("data.doc_stride", "decode.max_answer_length", "decode.no_answer_threshold"), ("qa",)),
+    **dict.fromkeys(("optim.temperature", "optim.symmetric"), ("embed",)),
+    **dict.fromkeys(("data.language_symbols", "decode.source_language", "decode.target_language"), ("translate",)),
+    "data.bpe_dropout": ("translate", "lm"),
+    "model.head.crf": ("tag",),
+}
 OPTIMIZERS = ("adam", "adamw", "adafactor")
 OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on train.num_steps
 ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # rates do, so that a run cannot be extended
