@@ -29,7 +29,6 @@ from jformer.config.options import (
     Config,
     OptimConfig,
     changed,
-    is_open,
     score_commands,
     scores_during,
 )
@@ -82,7 +81,7 @@ def _check_train(config: Config) -> None:
         raise UserError(f"train.eval_every={train.eval_every} needs data.valid: name a split, or set it to 0")
     if train.patience and not train.eval_every:
         raise UserError(f"train.patience={train.patience} needs evaluations: set train.eval_every")
-    if train.max_minutes and not is_open(config.optim.schedule):
+    if train.max_minutes and config.optim.schedule not in OPEN_SCHEDULES:
         raise UserError(
             f"train.max_minutes={train.max_minutes:g} may end the run before optim.schedule={config.optim.schedule!r}, "
             f"which ends at train.num_steps, has decayed: leave it out, or use {', '.join(OPEN_SCHEDULES)}"
