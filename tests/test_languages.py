@@ -82,8 +82,9 @@ def test_a_language_is_one_token_where_the_place_says_and_no_text_can_spell_it(t
     assert len(set(encoders)) == 3  # which cached arrays are found by
     with pytest.raises(UserError, match="no symbol for the language 'de'"):
         directed(plain, data, ("en", "de"))
-    with pytest.raises(UserError, match="into one language"):
-        directed(plain, DataConfig(), ("", "fr"))
+    for asked in (("", "fr"), ("fr", "")):
+        with pytest.raises(UserError, match="into one language, so leave out 'fr'"):
+            directed(plain, DataConfig(), asked)
 
 
 def test_pairs_of_languages_are_trained_by_temperature_and_each_with_its_symbols(tmp_path):

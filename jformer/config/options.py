@@ -47,7 +47,7 @@ READERS = {  # option → the tasks that read it, of options that few do
     "model.head.crf": ("tag",),
 }
 OPTIMIZERS = ("adam", "adamw", "adafactor")
-OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on train.num_steps; your own may
+OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on num_steps; your own may
 ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # rates do, so that a run cannot be extended
 SCHEDULES = (*OPEN_SCHEDULES, *ENDING_SCHEDULES)
 TEXT_SCORES = ("bleu", "chrf", "ter")
