@@ -9,8 +9,8 @@ from etils.epath import Path
 
 from jformer import main
 from jformer.config import as_config_dict, load_config, resolve
-from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.data.vocabularies import VocabularySpec, directed, learn_tokenizers
@@ -82,8 +82,9 @@ def test_a_language_is_one_token_where_the_place_says_and_no_text_can_spell_it(t
     assert len(set(encoders)) == 3  # which cached arrays are found by
     with pytest.raises(UserError, match="no symbol for the language 'de'"):
         directed(plain, data, ("en", "de"))
-    with pytest.raises(UserError, match="into one language"):
-        directed(plain, DataConfig(), ("", "fr"))
+    for asked in (("", "fr"), ("fr", "")):
+        with pytest.raises(UserError, match="into one language, so leave out 'fr'"):
+            directed(plain, DataConfig(), asked)
 
 
 def test_pairs_of_languages_are_trained_by_temperature_and_each_with_its_symbols(tmp_path):

@@ -27,8 +27,9 @@ import numpy as np
 from absl import flags
 
 from jformer import main as front
-from jformer.data.corpus import Corpus, ExampleEncoder, Tokens, open_corpus
+from jformer.data.corpus import Corpus, Tokens, open_corpus
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import ExampleEncoder
 from jformer.data.pipeline import Batches, make_batches, prefetch
 from jformer.data.plan import cheapest_cuts
 from jformer.data.sources import open_split

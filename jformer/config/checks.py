@@ -19,6 +19,7 @@ from jformer.config.options import (
     ONE_PASS,
     OPEN_SCHEDULES,
     OPTIMIZERS,
+    READERS,
     SCHEDULES,
     TASKS,
     TEST_SCORES,
@@ -27,7 +28,7 @@ from jformer.config.options import (
     WEIGHTS,
     Config,
     OptimConfig,
-    is_open,
+    changed,
     score_commands,
     scores_during,
 )
@@ -80,7 +81,7 @@ def _check_train(config: Config) -> None:
         raise UserError(f"train.eval_every={train.eval_every} needs data.valid: name a split, or set it to 0")
     if train.patience and not train.eval_every:
         raise UserError(f"train.patience={train.patience} needs evaluations: set train.eval_every")
-    if train.max_minutes and not is_open(config.optim.schedule):
+    if train.max_minutes and config.optim.schedule not in OPEN_SCHEDULES:
         raise UserError(
             f"train.max_minutes={train.max_minutes:g} may end the run before optim.schedule={config.optim.schedule!r}, "
             f"which ends at train.num_steps, has decayed: leave it out, or use {', '.join(OPEN_SCHEDULES)}"
@@ -238,11 +239,15 @@ def _check_task(config: Config) -> None:
         able = ", ".join(task for task, families in TASKS.items() if model.family in families)
         known = f"model.family={model.family!r}, which learns {able}"
         raise UserError(f"task={config.task!r} is not for {known}: set one of these, or another family")
-    if not may_be(config, "classify") and (data.labels != "one" or data.label_weights != "none"):
-        key = "labels" if data.labels != "one" else "label_weights"
-        raise UserError(f"data.{key}={getattr(data, key)!r} is read by task='classify' only, not by {config.task!r}")
-    if not may_be(config, "tag", "translate") and "conll" in (data.source, *(part.source for part in data.mixture)):
+    for key, (value, _) in changed(config).items():
+        if (tasks := READERS.get(key)) and not may_be(config, *tasks):
+            readers = " or ".join(map(repr, tasks))
+            raise UserError(f"{key}={value!r} is read by task={readers} only, not by {config.task!r}: leave it out")
+    sources = [part.source for part in (data, *data.mixture)]
+    if not may_be(config, "tag", "translate") and "conll" in sources:
         raise UserError(f"data.source='conll' has words and their tags: task='tag' learns them, not {config.task!r}")
+    if not may_be(config, "qa") and "squad" in sources:
+        raise UserError(f"data.source='squad' is for task='qa', not {config.task!r}: set the task, or another source")
     if config.task == "classify" and model.head.pooling == "none":
         raise UserError(
             "model.head.pooling='none' classifies each token: task='classify' needs one vector for each text"
@@ -263,7 +268,6 @@ def _check_task(config: Config) -> None:
                 raise UserError(f"data.{key}={value!r} is about images: task={config.task!r} reads texts here")
         refuse_unknown("model.vision", model.vision, (), f"task={config.task!r}, which reads texts here,")
     _check_languages(config)
-    _check_questions(config)
     _check_vectors(config)
     if model.recurrent.cell and data.batching == "packed":
         raise UserError(
@@ -328,43 +332,20 @@ def _check_pooling(config: Config) -> None:
 
 
 def _check_languages(config: Config) -> None:
-    """Raise UserError for symbols of languages where no text is translated, or where a vocabulary cannot have them."""
+    """Raise UserError for symbols of languages that a vocabulary cannot have, or of corpora without languages."""
     data, place = config.data, f"data.language_symbols={config.data.language_symbols!r}"
-    if data.language_symbols and not may_be(config, "translate"):
-        raise UserError(f"{place} is read by task='translate' only, not by {config.task!r}: leave it out")
     if data.language_symbols and data.tokenizer not in ("bpe", "unigram") and not config.train.init_from:
         raise UserError(f"{place} needs data.tokenizer='bpe' or 'unigram', not {data.tokenizer!r}")
     if data.language_symbols and not all(all(data.languages(part)) for part in data.parts()):
         raise UserError(f"{place} needs a source_language and a target_language of every corpus")
-    for key in ("source_language", "target_language"):
-        if getattr(config.decode, key) and not may_be(config, "translate"):
-            value = getattr(config.decode, key)
-            raise UserError(f"decode.{key}={value!r} is read by task='translate' only, not by {config.task!r}")
-
-
-def _check_questions(config: Config) -> None:
-    """Raise UserError for options of question answering in a run of another task."""
-    if may_be(config, "qa"):
-        return
-    if any(part.source == "squad" for part in (config.data, *config.data.mixture)):
-        raise UserError(f"data.source='squad' is for task='qa', not {config.task!r}: set the task, or another source")
-    defaults = Config()
-    for section, keys in (("data", ("doc_stride",)), ("decode", ("max_answer_length", "no_answer_threshold"))):
-        for key in keys:
-            value = getattr(getattr(config, section), key)
-            if value != getattr(getattr(defaults, section), key):
-                raise UserError(f"{section}.{key}={value} is read by task='qa' only, not {config.task!r}: leave it out")
 
 
 def _check_vectors(config: Config) -> None:
-    """Raise UserError for models that give no vectors, and for options of task embed in a run of another task."""
+    """Raise UserError for models that give no vectors, and for a model of vectors in a run of another task."""
     model, optim, task = config.model, config.optim, config.task
     if task != "embed":
         if model.head.vectors:
             raise UserError(f"model.head.vectors=True is for task='embed', not {task!r}: set it to False")
-        for key in ("temperature", "symmetric"):
-            if not may_be(config, "embed") and getattr(optim, key) != getattr(Config().optim, key):
-                raise UserError(f"optim.{key}={getattr(optim, key)} is read by task='embed' only: leave it out")
         return
     if not optim.temperature > 0:
         raise UserError(f"optim.temperature={optim.temperature} must be above 0: cosines are divided by it")

@@ -1,6 +1,5 @@
 """Read config files, and set dotted keys on a config; shared by all command lines."""
 
-import ast
 import contextlib
 import dataclasses
 import difflib
@@ -8,7 +7,7 @@ import importlib.util
 import linecache
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -112,7 +111,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
 
     Each value is converted to the type of the default it replaces; nothing after the = is an empty tuple.
     """
-    keys = [argument.partition("config.")[2].partition("=")[0] for argument in arguments]
+    keys = [*map(_key_of, arguments)]
     known = options.flatten(config.to_dict())
     check_keys(keys, known)
     arguments = [
@@ -155,18 +154,14 @@ def with_keys(config: ConfigDict, overrides: Mapping[str, object]) -> Config:
     return resolve(values)
 
 
-def parse_keys(config: ConfigDict, arguments: Iterable[str]) -> dict[str, Any]:
-    """Return what --config.section.key=value arguments set: text where the config has text, else a Python value."""
-    known = options.flatten(config.to_dict())
-    overrides: dict[str, Any] = {}
-    for argument in arguments:
-        key, _, text = argument.removeprefix("--config.").partition("=")
-        check_keys([key], known)
-        try:
-            overrides[key] = text if isinstance(known[key], str) else ast.literal_eval(text)
-        except (SyntaxError, ValueError) as error:
-            raise UserError(f"{key}={text!r} must be written as {type(known[key]).__name__} in Python") from error
-    return overrides
+def parse_keys(config: ConfigDict, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return dotted key → value of what --config.section.key=value arguments set; the config is changed, too."""
+    flat = options.flatten(override(config, [*arguments]).to_dict())
+    return {key: flat[key] for key in map(_key_of, arguments)}
+
+
+def _key_of(argument: str) -> str:
+    return argument.partition("config.")[2].partition("=")[0]
 
 
 def as_flags(overrides: Mapping[str, object]) -> list[str]:

@@ -38,8 +38,16 @@ PARTS = (  # keys whose values may name a user-defined part; data.mixture has a 
 ONE_PASS = ("classify", "tag", "qa", "embed", "mlm")  # tasks whose answers are not searched for
 OF_TOKENS = ("translate", "lm", "prefix_lm", "mlm", "denoise")  # tasks whose loss is a sum over tokens
 OF_IMAGES = ("caption",)  # tasks whose source is an image and never a text
+READERS = {  # option → the tasks that read it, of options that few do
+    **dict.fromkeys(("data.labels", "data.label_weights"), ("classify",)),
+    **dict.fromkeys(("data.doc_stride", "decode.max_answer_length", "decode.no_answer_threshold"), ("qa",)),
+    **dict.fromkeys(("optim.temperature", "optim.symmetric"), ("embed",)),
+    **dict.fromkeys(("data.language_symbols", "decode.source_language", "decode.target_language"), ("translate",)),
+    "data.bpe_dropout": ("translate", "lm"),
+    "model.head.crf": ("tag",),
+}
 OPTIMIZERS = ("adam", "adamw", "adafactor")
-OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on train.num_steps
+OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on num_steps; your own may
 ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # rates do, so that a run cannot be extended
 SCHEDULES = (*OPEN_SCHEDULES, *ENDING_SCHEDULES)
 TEXT_SCORES = ("bleu", "chrf", "ter")
@@ -63,17 +71,7 @@ LABEL_SCORES = {  # data.labels → the same for task classify
     "number": ("pearson", "spearman", "mean_squared_error"),
 }
 SCORES = tuple(dict.fromkeys(name for names in (*TEST_SCORES.values(), *LABEL_SCORES.values()) for name in names))
-SCORES_DURING = {  # of evaluate.during, by task, and by data.labels for task classify
-    "translate": (*TEXT_SCORES, "exact_match"),
-    "prefix_lm": (*TEXT_SCORES, "exact_match"),
-    "one": ("macro_f1",),
-    "several": LABEL_SCORES["several"],
-    "number": LABEL_SCORES["number"],
-    "tag": ("span_f1", "span_precision", "span_recall", "macro_f1", "exact_match"),
-    "caption": (*TEXT_SCORES, "cider", "exact_match"),
-    "qa": ("exact_match", "f1"),
-    "embed": ("retrieval_accuracy",),
-}
+OF_LOSSES = ("accuracy", "token_accuracy", "perplexity", "bits_per_character")  # those of validations without answers
 # Keys beside the scores of a test set or of a row of metrics.jsonl.
 BESIDE_SCORES = ("examples", "counts", "checksum", "languages", "trained", "settings", "set", "step", "split")
 WEIGHTS = ("last", "best", "average", "ema")
@@ -183,8 +181,8 @@ class EvaluateConfig:
     # bleu (Papineni et al. 2002) | chrf (Popović 2015) | ter (Snover et al. 2006), which takes by far the longest; by
     # sacreBLEU (Post 2018). Exact match and perplexity are always there.
     scores: tuple[str, ...] = ("bleu", "chrf")
-    # Scores of greedy answers at every evaluation while training, such as ("bleu",): those in SCORES_DURING, and your
-    # own of tasks that write text.
+    # Scores of greedy answers at every evaluation while training, such as ("bleu",): those of a test set except
+    # OF_LOSSES, and your own of tasks that write text.
     during: tuple[str, ...] = ()
     during_examples: int = 500  # examples from the start of data.valid
     # A program of yours that scores texts, such as "python comet.py", or several with "; " between them: each is known
@@ -255,22 +253,20 @@ def score_commands(evaluate: EvaluateConfig) -> dict[str, str]:
 
 def final_scores(config: Config) -> tuple[str, ...]:
     """Return the names of a test set's scores; of text scores, those in evaluate.scores and of commands."""
-    names = LABEL_SCORES[config.data.labels] if config.task == "classify" else TEST_SCORES.get(config.task, ())
+    names = _test_scores(config)
     own = (*filter(is_own, config.evaluate.scores), *score_commands(config.evaluate))
     own = own if set(names) & {*TEXT_SCORES} else ()
     return (*(name for name in names if name not in TEXT_SCORES or name in config.evaluate.scores), *own)
 
 
-def is_open(schedule: str) -> bool:
-    """Return whether a schedule's rates are independent of train.num_steps; not assumed of user-defined ones."""
-    return schedule in OPEN_SCHEDULES
-
-
 def scores_during(config: Config) -> tuple[str, ...]:
     """Return the names of the scores of answers that are possible during training; none for tasks without answers."""
-    if is_own(config.task):  # it may write text
-        return SCORES_DURING["translate"]
-    return SCORES_DURING.get(config.data.labels if config.task == "classify" else config.task, ())
+    names = TEST_SCORES["translate"] if is_own(config.task) else _test_scores(config)  # your own may write text
+    return tuple(name for name in names if name not in OF_LOSSES)
+
+
+def _test_scores(config: Config) -> tuple[str, ...]:
+    return LABEL_SCORES[config.data.labels] if config.task == "classify" else TEST_SCORES.get(config.task, ())
 
 
 def changed(config: Config) -> dict[str, tuple[object, object]]:

@@ -71,6 +71,7 @@ _BART = {
 }
 _RNNSEARCH = {"cell": "gru", "bidirectional": True, "attention": "additive", "bridge": "dense"}
 _LUONG = {"cell": "lstm", "attention": "general", "input_feeding": True, "reverse_source": True, "bridge": "copy"}
+_LSTM = {"family": "decoder", "num_layers": 2, "tied_output": False, "recurrent": {"cell": "lstm"}}
 _APART = {"shared_embedding": False, "tied_output": False}
 _VIT = {
     "family": "vit",
@@ -135,22 +136,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "luong_tiny": {"num_layers": 2, "d_model": 160, "dropout": 0.3, "recurrent": _LUONG},
     # Zaremba et al. 2014, section 4.1: language models of Penn Treebank's 10,000 words.
-    "lstm_medium": {
-        "family": "decoder",
-        "num_layers": 2,
-        "d_model": 650,
-        "dropout": 0.5,
-        "tied_output": False,
-        "recurrent": {"cell": "lstm"},
-    },
-    "lstm_large": {
-        "family": "decoder",
-        "num_layers": 2,
-        "d_model": 1500,
-        "dropout": 0.65,
-        "tied_output": False,
-        "recurrent": {"cell": "lstm"},
-    },
+    "lstm_medium": {**_LSTM, "d_model": 650, "dropout": 0.5},
+    "lstm_large": {**_LSTM, "d_model": 1500, "dropout": 0.65},
     # Devlin et al. 2019, section 3. A classifier reads the pooler, a masked language model the transform.
     "bert_base": {**_BERT, **_WIDTH_768, "num_layers": 12},
     "bert_large": {**_BERT, **_WIDTH_1024, "num_layers": 24},
@@ -240,10 +227,11 @@ _CLASSIFY_IMAGES = {
     "optim.weight_decay": 0.3,
     "optim.label_smoothing": 0.0,
 }
+_RECURRENT = {"optim.label_smoothing": 0.0, "optim.clip_norm": 5.0}
+_LSTM_LM = {"task": "lm", "data.source": "text", "data.overlong": "split", **_RECURRENT}
 
 # Other options that a row's paper sets, as dotted keys. Batch sizes and numbers of updates depend on the machine,
 # so the warm-up of a schedule that ends with the run is given as the paper's share of it.
-_RECURRENT = {"optim.label_smoothing": 0.0, "optim.clip_norm": 5.0}
 RECIPES: dict[str, dict[str, Any]] = {
     "transformer_big": {"train.num_steps": 300_000},
     "table3_d_smoothing0": {"optim.label_smoothing": 0.0},
@@ -253,14 +241,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "seq2seq_sutskever": _RECURRENT,
     "rnnsearch_50": {"optim.label_smoothing": 0.0},
     "luong_global": _RECURRENT,
-    "lstm_medium": {"task": "lm", "data.source": "text", "data.overlong": "split", **_RECURRENT},
-    "lstm_large": {
-        "task": "lm",
-        "data.source": "text",
-        "data.overlong": "split",
-        **_RECURRENT,
-        "optim.clip_norm": 10.0,
-    },
+    "lstm_medium": _LSTM_LM,
+    "lstm_large": {**_LSTM_LM, "optim.clip_norm": 10.0},
     # Devlin et al. 2019, appendix A.2: 10,000 of 1,000,000 updates.
     "bert_base": _MLM,
     "bert_large": _MLM,

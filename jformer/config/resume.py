@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jformer.config.options import Config, flatten, is_open
+from jformer.config.options import OPEN_SCHEDULES, Config, flatten
 from jformer.data.data_config import OF_VOCABULARY
 from jformer.errors import UserError
 from jformer.storage import run_path
@@ -63,7 +63,7 @@ def resume_config(saved: Config, given: Config, training: bool = True) -> Config
     Without `training`, texts may have other lengths. Raises UserError for a change that would affect results.
     """
     given = with_saved_config(given, saved)
-    ends = not is_open(saved.optim.schedule) or 0 < saved.optim.warmup < 1
+    ends = saved.optim.schedule not in OPEN_SCHEDULES or 0 < saved.optim.warmup < 1
     fixed = ["train.num_steps", "train.num_epochs"] * ends
     fixed += ["train.accumulation"] * (saved.task == "embed")  # whose negatives are those of a microbatch
     may_change = MAY_CHANGE if training else (*MAY_CHANGE, *LENGTHS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from jformer.data.corpus import Example, PairEncoder, Side
+from jformer.data.encoders import Example, PairEncoder, Side
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ByteTokenizer, FastTokenizer, ListTokenizer, Tokenizer, unprefixed
 from jformer.errors import UserError

@@ -21,7 +21,7 @@ and rows come in the order in which they were made; `jformer.data.plan` shuffles
 import copy
 import dataclasses
 import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -153,10 +153,10 @@ def _shared_out(kind: np.ndarray, run: np.ndarray, rows: np.ndarray) -> tuple[np
 def _make_rows(counts: np.ndarray, room: Lengths, rng: np.random.Generator) -> Iterator[tuple[list[Lengths], int]]:
     """Yield the lengths in a row and how many rows are like it, until all examples are in one."""
     remaining = counts.copy()
-    sampler = _LengthSampler(remaining, rng)
+    drawn = _drawn(np.argwhere(counts), remaining, rng)
     for longest in _longest_first(counts, room):
         while remaining[longest]:  # steps 1 to 4 of the module's docstring
-            row = _make_row(longest, room, remaining, sampler)
+            row = _make_row(longest, room, remaining, drawn)
             used = Counter(row)
             repeats = min(int(remaining[lengths]) // number for lengths, number in used.items())
             for lengths, number in used.items():
@@ -171,7 +171,9 @@ def _longest_first(counts: np.ndarray, room: Lengths) -> list[Lengths]:
     return list(map(tuple, kinds[np.argsort(-part, kind="stable")].tolist()))
 
 
-def _make_row(first: Lengths, room: Lengths, remaining: np.ndarray, sampler: "_LengthSampler") -> list[Lengths]:
+def _make_row(
+    first: Lengths, room: Lengths, remaining: np.ndarray, drawn: Iterator[tuple[Lengths, Lengths]]
+) -> list[Lengths]:
     """Take examples from those that remain until a row is full; the first is given."""
     row: list[Lengths] = []
 
@@ -182,8 +184,8 @@ def _make_row(first: Lengths, room: Lengths, remaining: np.ndarray, sampler: "_L
         remaining[lengths] -= 1
 
     take(first)
-    for lengths in itertools.islice(sampler, DRAWS_PER_ROW):
-        if _fits(room, sampler.nearly_full):
+    for lengths, nearly_full in itertools.islice(drawn, DRAWS_PER_ROW):
+        if _fits(room, nearly_full):
             break
         if _fits(lengths, room) and remaining[lengths]:  # those drawn some rows ago may be used up
             take(lengths)
@@ -194,34 +196,14 @@ def _make_row(first: Lengths, room: Lengths, remaining: np.ndarray, sampler: "_L
     return row
 
 
-class _LengthSampler:
-    """An iterator of random lengths in proportion to their remaining counts; it ends when none remain.
-
-    It reads the counts once for many draws, so some lengths come too often for a few rows.
-    """
-
-    def __init__(self, remaining: np.ndarray, rng: np.random.Generator) -> None:
-        self._remaining, self._rng = remaining, rng
-        self.kinds = np.argwhere(remaining)  # [kinds 2]
-        self._drawn: deque[Lengths] = deque()
-        self.nearly_full: Lengths = (0, 0)  # a row with no more room than this is to be closed
-
-    def __iter__(self) -> Iterator[Lengths]:
-        return self
-
-    def __next__(self) -> Lengths:
-        if not self._drawn:
-            self._draw()
-        return self._drawn.popleft()
-
-    def _draw(self) -> None:
-        count = self._remaining[*self.kinds.T]
-        if not count.any():
-            raise StopIteration
+def _drawn(kinds: np.ndarray, remaining: np.ndarray, rng: np.random.Generator) -> Iterator[tuple[Lengths, Lengths]]:
+    """Yield random lengths in proportion to their remaining counts until none remain, each with the room in a row that
+    is to be closed. The counts are read once for many draws, so some lengths come too often for a few rows."""
+    while (count := remaining[*kinds.T]).any():
         share = count / count.sum()
-        source, target = NEARLY_FULL * share @ self.kinds
-        self.nearly_full = int(source), int(target)
-        self._drawn.extend(map(tuple, self._rng.choice(self.kinds, DRAWS_AT_ONCE, p=share).tolist()))
+        source, target = NEARLY_FULL * share @ kinds
+        for lengths in map(tuple, rng.choice(kinds, DRAWS_AT_ONCE, p=share).tolist()):
+            yield lengths, (int(source), int(target))
 
 
 def _closing(remaining: np.ndarray, room: Lengths) -> list[Lengths]:

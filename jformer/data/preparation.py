@@ -22,15 +22,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from jformer.data.encoders import ExampleEncoder
 from jformer.data.progress import show_progress
 from jformer.data.repeats import hashes, in_order
 from jformer.data.sources.split import SIDES, Pair, Split
 from jformer.data.text import shown_unknown
-from jformer.data.tokenizers import Symbols, Tokenizer, subwords
+from jformer.data.tokenizers import subwords
 from jformer.errors import UserError
 from jformer.integrity import parse_object, seal
 from jformer.storage import UnwrittenError, replace_content, writing
@@ -44,33 +45,6 @@ PAIRS = "pairs.npy"  # the hashes of all pairs that were read, in order
 
 class DamagedBlockError(UserError):
     """A block could not be read and has been removed; the others are kept."""
-
-
-class EncodedSide(Protocol):
-    """A side of an encoder: a part of `jformer.data.corpus.Side`."""
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The vocabulary; None if the side is always empty."""
-
-    @property
-    def symbols(self) -> Symbols:
-        """The special ids of the vocabulary."""
-
-
-class PreparingEncoder(Protocol):
-    """The part of `jformer.data.corpus.ExampleEncoder` that makes the sequences."""
-
-    @property
-    def source(self) -> EncodedSide:
-        """The side that is read."""
-
-    @property
-    def target(self) -> EncodedSide:
-        """The side that is learned."""
-
-    def encode(self, pairs: Sequence[Pair], counts: Counter[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Return the sequences of the usable examples; count the others by reason."""
 
 
 class Task(NamedTuple):
@@ -89,7 +63,7 @@ Shard = tuple[int, int]
 """(I, N): every N-th block from I on."""
 
 
-def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
+def prepare(split: Split, encoder: ExampleEncoder, folder: Path) -> None:
     """Write the arrays of a split into a new folder, which appears only when it is complete.
 
     Raises UserError for an invalid text, and for a full disk, which keeps the blocks that were made.
@@ -106,7 +80,7 @@ def prepare(split: Split, encoder: PreparingEncoder, folder: Path) -> None:
     shutil.rmtree(_blocks(folder))
 
 
-def encode_blocks(split: Split, encoder: PreparingEncoder, folder: Path, shard: Shard = (0, 1)) -> int:
+def encode_blocks(split: Split, encoder: ExampleEncoder, folder: Path, shard: Shard = (0, 1)) -> int:
     """Make the missing blocks of a shard for `prepare`; return how many blocks it has.
 
     Raises UserError as `prepare` does, and for several shards if tokens depend on all preceding text.
@@ -162,7 +136,7 @@ def _tasks_read(split: Split) -> Iterator[Task]:
             return
 
 
-def _make_block(read: Callable[..., Iterator[Pair]] | None, encoder: PreparingEncoder, blocks: Path, task: Task) -> int:
+def _make_block(read: Callable[..., Iterator[Pair]] | None, encoder: ExampleEncoder, blocks: Path, task: Task) -> int:
     """Encode a block into its file, unless that exists: values and lengths of both sides, hashes, and counts."""
     path = _path(blocks, task.number)
     if path.exists():

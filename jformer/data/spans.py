@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from jformer.data.aligned import encode_words, spells_spaces
-from jformer.data.corpus import FORMAT, Example, Side
+from jformer.data.encoders import FORMAT, Example, Side
 from jformer.data.sources.split import Pair
 from jformer.data.text import MARKS
 from jformer.data.tokenizers import Tokenizer

@@ -223,8 +223,8 @@ def read_objects(
     read: Callable[[str], T],
     first: int = 0,
     starts: Sequence[int] = (),
-) -> Iterator[tuple[int, T]]:
-    """Yield the number of each line of a JSONL file, from 1, and the result of `read`.
+) -> Iterator[T]:
+    """Yield the result of `read` for each line of a JSONL file.
 
     Args:
         path: the file.
@@ -242,7 +242,7 @@ def read_objects(
         if replaced := around.pop(INVALID_REPLACED, 0):
             counts[INVALID_REPLACED] += replaced
         try:
-            yield number, read(line)
+            yield read(line)
         except ValueError as error:
             raise UserError(f"{path}:{number}: {error}") from error
 

@@ -134,7 +134,8 @@ def directed(
     if place:
         languages = languages[0] or data.source_language, languages[1] or data.target_language
     elif not own:
-        raise UserError(f"this run translates into one language, not into {languages[1]!r}: see data.language_symbols")
+        given = languages[1] or languages[0]
+        raise UserError(f"this run translates into one language, so leave out {given!r}: see data.language_symbols")
     if own and place == "source":
         raise UserError("data.language_symbols='source': this vocabulary marks both texts' languages; use 'target'")
     if place == "source":

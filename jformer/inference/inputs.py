@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Bool
 
-from jformer.data.corpus import ExampleEncoder, Side, Tokens
+from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig, Languages
+from jformer.data.encoders import ExampleEncoder, Side
 from jformer.data.pipeline import Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jformer.data.aligned import WORDS_CUT, encode_chunks
-from jformer.data.corpus import ExampleEncoder
+from jformer.data.encoders import ExampleEncoder
 from jformer.data.sources.split import Pair
 from jformer.data.spans import MAY_START, START, SpanEncoder, Windows, fault_of, is_blank
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer, closed, following

@@ -10,7 +10,6 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from jformer import plugins
-from jformer.config.checks import may_be
 from jformer.config.options import Config
 from jformer.data.data_config import DataConfig
 from jformer.data.progress import show
@@ -72,16 +71,11 @@ TASKS: Mapping[str, MakeTask] = {
 }
 
 
-DROPOUT_TASKS = ("translate", "lm")  # tasks that support BPE-dropout
 ASSUMED_CLASSES = 2  # of a model without a trained run
 
 
 def build_task(config: Config) -> Task:
     """Return the task that the config names. Raise UserError for options that it does not support."""
-    if config.model.head.crf and not may_be(config, "tag"):
-        raise UserError(f"model.head.crf=True needs task='tag', not {config.task!r}: use False")
-    if config.data.bpe_dropout and not may_be(config, *DROPOUT_TASKS):
-        raise UserError(f"data.bpe_dropout is for task={' and '.join(DROPOUT_TASKS)}, not {config.task!r}: set it to 0")
     make: MakeTask = plugins.find("task", config.task, TASKS)
     task = make(
         config.data,

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-from jformer.data.corpus import PairEncoder, Side, Tokens
+from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.pipeline import Arrays, Features, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import ImageTokenizer, Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
-from jformer.errors import UserError
-from jformer.plugins import is_own
 from jformer.tasks.cider import SIGNATURE, cider_d
 from jformer.tasks.features import OURS, images_of, target_arrays, without_noise
 from jformer.tasks.metrics import Scores, check_scores
@@ -32,10 +31,7 @@ def caption(
     Raises:
         UserError: for scores or a tokenization that sacreBLEU lacks, and for options that need a source text.
     """
-    refuse("caption", data, overlong="split", batching="packed", tokenizer="image")
-    for part in (data, *data.mixture):
-        if part.source != "captions" and not is_own(part.source):
-            raise UserError(f"data.source={part.source!r} has no image captions: use 'captions'")
+    refuse("caption", data, only="captions", overlong="split", batching="packed", tokenizer="image")
     check_scores(scores, tokenize, lowercase)
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> PairEncoder:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jformer.data.corpus import PairEncoder, Side, Tokens
+from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.pipeline import Arrays, Features, Lengths, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jformer.data.corpus import PairEncoder, Side, Tokens
+from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.pipeline import Arrays, Features, Lengths, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair

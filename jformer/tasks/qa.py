@@ -16,7 +16,6 @@ from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
 from jformer.models.batch import Batch
-from jformer.plugins import is_own
 from jformer.tasks.features import OURS, fill_rows, typed_source, without_noise
 from jformer.tasks.losses import Project, span_cross_entropy
 from jformer.tasks.metrics import Scores, answer_scores
@@ -31,10 +30,7 @@ def qa(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
     Raises UserError for data without questions, and for options that need texts on both sides.
     """
-    refuse("qa", data, overlong="split", batching="packed", tokenizer="image")
-    for part in (data, *data.mixture):
-        if part.source != "squad" and not is_own(part.source):
-            raise UserError(f"data.source={part.source!r} has no questions, which task='qa' learns: use 'squad'")
+    refuse("qa", data, only="squad", overlong="split", batching="packed", tokenizer="image")
     if data.max_source_length < LEAST_LENGTH:
         raise UserError(
             f"data.max_source_length={data.max_source_length} has no room for a question and its context: task='qa' "

@@ -7,15 +7,15 @@ from itertools import chain
 import numpy as np
 
 from jformer.data.aligned import TagEncoder
-from jformer.data.corpus import Side, Tokens
+from jformer.data.corpus import Tokens
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import Side
 from jformer.data.pipeline import Arrays, Features, Rows
 from jformer.data.plan import Shape
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
 from jformer.data.vocabularies import VocabularySpec
 from jformer.errors import UserError
-from jformer.plugins import is_own
 from jformer.tasks.crf import chain_loss
 from jformer.tasks.features import fill_rows, source_arrays, without_noise
 from jformer.tasks.metrics import Scores, exact_match, f1_scores
@@ -30,13 +30,10 @@ def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: obj
     With `crf` it is that of all tags of a sentence jointly. In evaluation long sentences are always split between
     words, so the scores cover every word.
     """
-    refuse("tag", data, tokenizer="image")
+    refuse("tag", data, only="conll", tokenizer="image")
     if crf and label_smoothing:
         raise UserError(f"optim.label_smoothing={label_smoothing} smooths single tags, but model.head.crf=True scores "
                         "whole sentences: set it to 0.0")  # fmt: skip
-    for part in (data, *data.mixture):
-        if part.source != "conll" and not is_own(part.source):
-            raise UserError(f"data.source={part.source!r} has no tags for words: task='tag' needs 'conll'")
 
     def encoder(source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> TagEncoder:
         words = Side(source, data.max_source_length, begin=True)

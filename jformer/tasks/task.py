@@ -10,8 +10,8 @@ import jax
 from jaxtyping import Array, Float, Key, PyTree
 
 from jformer import plugins
-from jformer.data.corpus import ExampleEncoder, Side
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import ExampleEncoder, Side
 from jformer.data.pipeline import Features
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import NUM_SYMBOLS, Tokenizer
@@ -210,11 +210,14 @@ def score_texts(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums, **
     return found | token_scores(sums)
 
 
-def refuse(task: str, data: DataConfig, **options: str | tuple[str, ...]) -> None:
+def refuse(task: str, data: DataConfig, only: str = "", **options: str | tuple[str, ...]) -> None:
     """Raise UserError for the first option with one of the given values, which the task does not support.
 
-    The source is checked for every corpus of a mixture.
+    The source is checked for every corpus of a mixture; if the task learns `only` one, it must be that or your own.
     """
+    for part in (data, *data.mixture):
+        if only and part.source != only and not plugins.is_own(part.source):
+            raise UserError(f"data.source={part.source!r} is not for task={task!r}: use {only!r}")
     for key, values in options.items():
         for part in (data, *data.mixture) if key == "source" else (data,):
             value = getattr(part, key)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.sources.split import Pair
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import VocabularySpec

@@ -13,9 +13,10 @@ from jformer.config import load_config, resolve
 from jformer.config.options import Config, TrainConfig
 from jformer.config.resume import differences
 from jformer.data.cleaning import cleaned, write_examples
-from jformer.data.corpus import Corpus, ExampleEncoder, locked, open_corpus, prepare_shard
+from jformer.data.corpus import Corpus, locked, open_corpus, prepare_shard
 from jformer.data.data_config import OF_VOCABULARY, READ_TARGETS, DataConfig, SourceConfig
 from jformer.data.draws import shares_of
+from jformer.data.encoders import ExampleEncoder
 from jformer.data.pipeline import Batches, make_batches
 from jformer.data.preparation import Shard
 from jformer.data.progress import show_progress
@@ -67,7 +68,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
     parts = data.trained()
     with show_progress("reading the text"):
         training = list(_open_training(parts, task, data.cache_dir, workdir if not learned else None))
-        refuse_empty_sets(data)
+        tests = _open_tests(data)
         validation = data.validation_sets() if train.eval_every else {}
         valid = {name: open_split(part, part.valid) for name, part in validation.items()}
     tokenizers = _open_tokenizers(workdir / "tokenizer", data, train, training, task, learned)
@@ -95,8 +96,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         valid_batches[key], texts[name] = evaluation_batches(data, task, pair, split, train.accumulation)
         scored[name] = texts[name].pairs
     with show_progress("reading the test sets"):
-        tests = {f"test set {key}": open_split(part, split) for key, (part, split) in data.test_sets().items()}
-        scored |= {name: hashes(split.read(Counter())) for name, split in tests.items()}
+        scored |= {f"test set {key}": hashes(split.read(Counter())) for key, split in tests.items()}
     return Data(
         tokenizers=tokenizers,
         corpora=corpora,
@@ -230,8 +230,11 @@ def refuse_several_beginnings(targets: Sequence[Tokenizer]) -> None:
         )
 
 
-def refuse_empty_sets(data: DataConfig) -> None:
-    """Raise UserError for a test set without any example, before training rather than when scoring."""
+def _open_tests(data: DataConfig) -> dict[str, Split]:
+    """Open the test sets. Raise UserError for one without any example, before training rather than when scoring."""
+    found: dict[str, Split] = {}
     for key, (part, name) in data.test_sets().items():
-        if next(open_split(part, name).read(Counter()), None) is None:
+        found[key] = open_split(part, name)
+        if next(found[key].read(Counter()), None) is None:
             raise UserError(f"data.test: the set {key!r} ({name}) holds no example; give it some or leave it out")
+    return found

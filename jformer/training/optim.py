@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from jformer import plugins
-from jformer.config.options import OptimConfig, is_open
+from jformer.config.options import OPEN_SCHEDULES, OptimConfig
 from jformer.errors import UserError
 from jformer.models import init_params
 from jformer.models.flops import Frozen, frozen_parts
@@ -183,7 +183,7 @@ def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedu
 
 def schedule_params(options: OptimConfig, num_steps: int, d_model: int) -> ScheduleParams:
     """Return the parameters of a run's schedule; the run's length counts only if the schedule has an end."""
-    ends = not is_open(options.schedule)
+    ends = options.schedule not in OPEN_SCHEDULES
     return ScheduleParams(
         warmup=options.warmup_steps(num_steps),
         num_steps=num_steps if ends else 0,

@@ -7,6 +7,7 @@ import pytest
 from jformer.checkpoints import word_vectors
 from jformer.checkpoints.word_vectors import match, read_vectors
 from jformer.errors import UserError
+from tests.data.test_text import write
 
 SYMBOLS = ["<pad>", "<s>", "</s>", "<unk>"]
 ENTRIES = [("the", [0.5, -0.25, 0.1]), ("house", [1e-3, 2.0, 3.5]), ("Straße", [7.0, -0.0, 1e-30]), ("中文", [0, 0, 1])]
@@ -27,11 +28,6 @@ def encode(entries, form):
 
 def pack(values):
     return struct.pack(f"<{len(values)}f", *values)
-
-
-def write(path, content):
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
 
 
 def refused(path, content, wanted=("the",), size=3):

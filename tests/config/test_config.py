@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jformer.config import as_config_dict, checks, default_config, load_config, options, resolve, resume, save_config
-from jformer.config.config_files import override, run_config_file, with_keys
+from jformer.config.config_files import override, parse_keys, run_config_file, with_keys
 from jformer.config.options import Config
 from jformer.data import tokenizers
 from jformer.data.data_config import CHOICES, TOKENIZERS, SourceConfig
@@ -699,6 +699,18 @@ def test_the_last_of_two_lists_counts_as_the_last_of_two_numbers_does():
     config = resolve(override(default_config(), given))
     assert (config.data.test, config.seed) == (("b=c",), 2)
     assert resolve(override(default_config(), [*given, "--config.data.test="])).data.test == ()
+
+
+def test_what_arguments_set_is_what_a_command_line_sets():
+    set_here = {
+        "evaluate.scores": (),
+        "data.test": ("a", "b=c"),
+        "data.dir": "a b",
+        "optim.learning_rate": 3.0,
+        "seed": 2,
+    }
+    given = ["evaluate.scores=", "data.test=('a', 'b=c')", "data.dir=a b", "optim.learning_rate=3", "seed=1", "seed=2"]
+    assert parse_keys(default_config(), [f"--config.{each}" for each in given]) == set_here
 
 
 def test_a_parent_is_found_from_any_directory(tmp_path, monkeypatch):

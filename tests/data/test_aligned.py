@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from jformer.data.aligned import Chunk, encode_chunks, encode_words
-from jformer.data.corpus import Side
+from jformer.data.encoders import Side
 from jformer.data.tokenizers import BOS, EOS, UNK, FastTokenizer, learn
 from jformer.errors import UserError
 

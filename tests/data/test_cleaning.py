@@ -9,8 +9,9 @@ from etils import epath
 
 from jformer.data import repeats
 from jformer.data.cleaning import EMPTY, cleaned, make_rules, write_examples
-from jformer.data.corpus import PairEncoder, Side, open_corpus
+from jformer.data.corpus import open_corpus
 from jformer.data.data_config import DataConfig, SourceConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.repeats import repeated_places
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers.lists import ByteTokenizer

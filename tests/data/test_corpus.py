@@ -16,8 +16,9 @@ import pytest
 
 from jformer import integrity
 from jformer.data import corpus, preparation, text
-from jformer.data.corpus import PairEncoder, Side, open_corpus
+from jformer.data.corpus import open_corpus
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split, listed
 from jformer.data.tokenizers import BOS, EOS, Symbols, learn
@@ -440,7 +441,8 @@ def test_processes_that_end_at_once_are_done_without(tmp_path, monkeypatch):
 
 CHILD = """
 import os, sys, time
-from jformer.data.corpus import (PairEncoder, Side, open_corpus)
+from jformer.data.corpus import open_corpus
+from jformer.data.encoders import (PairEncoder, Side)
 from jformer.data.sources.split import (Pair, Split)
 from jformer.data.tokenizers.lists import ByteTokenizer
 

@@ -1,5 +1,4 @@
 import errno
-import gzip
 import hashlib
 import os
 import time
@@ -12,11 +11,7 @@ from jformer.data import file_digests, text
 from jformer.data.file_digests import digest
 from jformer.data.text import read_lines
 from jformer.errors import UserError
-
-
-def write(path, content):
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
+from tests.data.test_text import write
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jformer.data.corpus import Corpus, PairEncoder, Side, Tokens, open_corpus
+from jformer.data.corpus import Corpus, Tokens, open_corpus
 from jformer.data.data_config import DataConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.pipeline import make_batches, prefetch
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import BOS, EOS

@@ -6,8 +6,8 @@ import sentencepiece
 from etils import epath
 
 from jformer.data import vocabularies
-from jformer.data.corpus import PairEncoder, Side
 from jformer.data.data_config import DataConfig, SourceConfig
+from jformer.data.encoders import PairEncoder, Side
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import UNK, ImageTokenizer, LabelTokenizer, ListTokenizer
 from jformer.data.tokenizers.bpe_dropout import BpeDropout

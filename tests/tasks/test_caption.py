@@ -77,7 +77,7 @@ def test_scores_are_those_of_a_translation_and_cider():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data": {"source": "files"}}, r"data\.source='files' has no image captions: use 'captions'"),
+        ({"data": {"source": "files"}}, r"data\.source='files' is not for task='caption': use 'captions'"),
         ({"data": {"tokenizer": "image"}}, r"data\.tokenizer='image' is not for task='caption'"),
         ({"model": {"recurrent": {"cell": "gru"}, "vision": {}}}, r"model\.recurrent\.cell='gru' reads tokens, and"),
         ({"model": {"family": "decoder"}}, r"task='caption' is not for model\.family='decoder'"),

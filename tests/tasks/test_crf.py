@@ -219,9 +219,9 @@ def test_sentences_that_share_a_row_lose_what_they_lose_apart():
         ({"task": "tag", "optim.r_drop": 1.0}, r"optim\.r_drop=1\.0 compares one prediction per token"),
         (
             {"task": "classify", "data.source": "labelled"},
-            r"model\.head\.crf=True needs task='tag', not 'classify'",
+            r"model\.head\.crf=True is read by task='tag' only, not by 'classify': leave it out",
         ),
-        ({"task": "mlm", "data.source": "text"}, r"model\.head\.crf=True needs task='tag', not 'mlm'"),
+        ({"task": "mlm", "data.source": "text"}, r"model\.head\.crf=True is read by task='tag' only, not by 'mlm'"),
         ({"task": "lm", "model.family": "decoder"}, r"model\.head, except its bias, is read by encoder and vit"),
     ],
 )

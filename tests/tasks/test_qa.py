@@ -186,8 +186,8 @@ def mean(total):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"source": "generated"}, "data.source='generated' has no questions, which task='qa' learns"),
-        ({"source": "files"}, "data.source='files' has no questions"),
+        ({"source": "generated"}, "data.source='generated' is not for task='qa': use 'squad'"),
+        ({"source": "files"}, "data.source='files' is not for task='qa'"),
         ({"overlong": "split"}, "data.overlong='split' is not for task='qa'"),
         ({"batching": "packed"}, "data.batching='packed' is not for task='qa'"),
         ({"max_source_length": 15}, "data.max_source_length=15 has no room for a question and its context"),
@@ -203,7 +203,7 @@ def test_what_no_question_can_be_learned_from_is_refused(data, words):
     ("change", "words"),
     [
         ({"data.source": "squad"}, "data.source='squad' is for task='qa', not 'mlm'"),
-        ({"data.doc_stride": 64}, "data.doc_stride=64 is read by task='qa' only, not 'mlm': leave it out"),
+        ({"data.doc_stride": 64}, "data.doc_stride=64 is read by task='qa' only, not by 'mlm': leave it out"),
         ({"decode.max_answer_length": 8}, "decode.max_answer_length=8 is read by task='qa' only"),
         ({"decode.no_answer_threshold": 1.0}, "decode.no_answer_threshold=1.0 is read by task='qa' only"),
         ({"task": "qa", "data.doc_stride": 0}, "data.doc_stride=0 must be at least 1"),

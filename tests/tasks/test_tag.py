@@ -94,11 +94,8 @@ def test_parts_of_speech_have_no_scores_of_spans():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            {"source": "labelled"},
-            r"data\.source='labelled' has no tags for words: task='tag' needs 'conll'",
-        ),
-        ({"source": "generated"}, r"data\.source='generated' has no tags for words"),
+        ({"source": "labelled"}, r"data\.source='labelled' is not for task='tag': use 'conll'"),
+        ({"source": "generated"}, r"data\.source='generated' is not for task='tag'"),
         ({"source": "conll", "tokenizer": "image"}, r"data\.tokenizer='image' is not for task='tag'"),
     ],
 )

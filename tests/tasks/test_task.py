@@ -89,7 +89,7 @@ def test_options_that_a_task_cannot_work_with_are_refused_by_their_key(name, opt
         make_task(name, **options)
 
 
-@pytest.mark.parametrize("name", ["translate", "lm", "mlm", "denoise", "classify"])
+@pytest.mark.parametrize("name", ["translate", "lm", "mlm", "denoise", "classify", "tag", "qa"])
 def test_a_source_that_a_task_refuses_is_refused_in_a_mixture_too(name):
     with pytest.raises(UserError, match=rf"^data\.source='captions' is not for task='{name}'"):
         make_task(name, mixture=(SourceConfig(source="captions"),))

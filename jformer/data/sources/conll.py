@@ -70,12 +70,10 @@ def _pairs(path: Path, invalid: str, repair: bool, counts: Counter[str]) -> Iter
 
 
 def _read(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Tagged]:
-    """Yield the sentences of a file, each checked. Raise UserError with file:line."""
+    """Return the sentences of a file, each checked when it is read. Raise UserError with file:line."""
     if not is_jsonl(path):
-        yield from _read_columns(path, invalid, counts)
-        return
-    for _, sentence in read_objects(path, counts, invalid, functools.partial(_of_object, invalid, counts)):
-        yield sentence
+        return _read_columns(path, invalid, counts)
+    return read_objects(path, counts, invalid, functools.partial(_of_object, invalid, counts))
 
 
 def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Tagged]:

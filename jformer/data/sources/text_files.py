@@ -114,7 +114,7 @@ def _read_jsonl(
 ) -> Iterator[Pair]:
     texts = functools.partial(_json_texts, languages=languages, invalid=invalid, counts=counts)
     (path,), (starts,) = shard.paths, shard.starts
-    for _, (source, target) in read_objects(path, counts, invalid, texts, first, starts):
+    for source, target in read_objects(path, counts, invalid, texts, first, starts):
         yield Pair(source, target)
 
 

@@ -18,6 +18,7 @@ from jformer.data.data_config import SourceConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
 from jformer.errors import UserError
+from tests.data.sources.test_sources import read
 
 PAIRS = [(f"line {i} “x”", f"Zeile {i} äöü") for i in range(1100)]  # more than are read at once
 
@@ -65,11 +66,6 @@ class Reviews(TinyPairs):
 
 def config(data_dir, name="tiny_pairs", **options):
     return SourceConfig(source="tfds", dir=str(data_dir), name=name, **options)
-
-
-def read(split):
-    counts = Counter()
-    return list(split.read(counts)), counts
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 from etils.epath import Path
 
-from jformer.data.corpus import Side
+from jformer.data.encoders import Side
 from jformer.data.tokenizers import PiecesTokenizer, load
 from jformer.errors import UserError
 
