@@ -197,8 +197,10 @@ def _make_row(
 
 
 def _drawn(kinds: np.ndarray, remaining: np.ndarray, rng: np.random.Generator) -> Iterator[tuple[Lengths, Lengths]]:
-    """Yield random lengths in proportion to their remaining counts until none remain, each with the room in a row that
-    is to be closed. The counts are read once for many draws, so some lengths come too often for a few rows."""
+    """Yield random lengths in proportion to their remaining counts, each with the room at which a row is closed.
+
+    The counts are read once for many draws, so some lengths come too often for a few rows.
+    """
     while (count := remaining[*kinds.T]).any():
         share = count / count.sum()
         source, target = NEARLY_FULL * share @ kinds
