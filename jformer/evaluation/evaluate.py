@@ -46,13 +46,14 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     """Score every test set with the run's weights, write results.json and the outputs, and return the new results.
 
     They are written into the run's directory, or into `folder`. All processes return the results; the main one writes
-    them and shows the progress. Raises UserError for the directory of another run.
+    them and shows the progress. Raises UserError for the directory of another run, and for results of a newer version.
     """
     folder = folder or workdir
     if (folder / "config.json").exists() and os.path.realpath(folder) != os.path.realpath(workdir):
         raise UserError(
             f"--output={folder} is the directory of another run, whose scores it holds: name another folder"
         )
+    results.earlier(folder)  # refuses those of a newer version now, rather than after hours
     processes.enter_phase("opening the trained run")
     saved = load_config(workdir / "config.json")
     config = with_saved_config(config, saved)
