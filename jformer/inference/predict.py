@@ -226,9 +226,14 @@ class Predictor:
         asked = check_texts(texts, "embed(['a text', 'another'])", one_line=False)
         return stacked([output.vector for (output,) in self.embedder.generate(asked)], self.model.config.d_model)
 
-    @functools.cached_property
+    @property
     def embedder(self) -> "Predictor":
         """The Predictor of the same run whose answers are vectors; itself if they are, as decode.pooling asks for."""
+        self._embedder.params = self.params  # which may have been replaced since
+        return self._embedder
+
+    @functools.cached_property
+    def _embedder(self) -> "Predictor":
         from jformer.inference.restore import embedding_run
 
         self._refuse_ensemble("vectors of different models are not comparable")

@@ -153,6 +153,17 @@ def test_vectors_have_all_interventions_and_their_inputs_are_counted(tiny):
     np.testing.assert_array_equal(changed.intervene(beyond).embed(["b"]), changed.embed(["b"]))
 
 
+def test_vectors_are_of_the_parameters_that_have_replaced_the_first_ones(tiny):
+    model, params = tiny(vocab_size=ROWS, **MODEL)
+    others = jax.tree.map(lambda leaf: -leaf, params)
+    replaced = untrained.predictor(model, params)
+    before = replaced.embed(["abc"])
+    replaced.params = others
+    after = replaced.embed(["abc"])
+    np.testing.assert_array_equal(after, untrained.predictor(model, others).embed(["abc"]))
+    assert not np.allclose(after, before)
+
+
 def test_output_is_no_longer_than_the_source_and_the_extra(predictor):
     p = predictor()
     before = p.counts[TRUNCATED]
