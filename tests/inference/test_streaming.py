@@ -7,9 +7,10 @@ import random
 import pytest
 
 from jformer.data.tokenizers import NUM_SYMBOLS, learn
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import Request
-from jformer.inference.streaming import Streamer, stable_text
+from jformer.inference.streaming import Streaming, make_stream, refuse_streaming, stable_text
 from tests.inference import untrained
 from tests.inference.untrained import MODEL, ROWS
 from tests.slow import slow_but
@@ -50,7 +51,7 @@ def told(streaming):
 
 
 def started(predictor, requests=REQUESTS):
-    return Streamer(predictor).start(predictor.inputs.pieces(requests))
+    return Streaming(predictor, make_stream(predictor.setup), predictor.inputs.pieces(requests))
 
 
 CASES = {
@@ -94,23 +95,16 @@ def test_nothing_is_computed_for_those_who_leave(predictor):
 
 def test_requests_share_programs_of_few_sizes(predictor):
     model, rows = predictor(beam_size=1), []
+    programs = lambda params, batch, room: rows.append(batch["source"].shape[0]), None
     for requests in (REQUESTS[:1], REQUESTS[:3], REQUESTS[:4]):
-        streamer = Streamer(model)
-        streamer.begin = lambda params, batch, room: rows.append(batch["source"].shape[0])
-        streamer.start(model.inputs.pieces(requests))
+        Streaming(model, programs, model.inputs.pieces(requests))
     assert rows == [2, 2, 4]  # an empty one takes none
 
 
-@pytest.mark.parametrize(
-    "options", [{"search": "mbr", "samples": 4}, {"task": "lm", "beam_size": 1, "answer": "label"}]
-)
-def test_answers_without_a_beginning_are_refused(predictor, options, monkeypatch):
-    answer = options.pop("answer", None)
-    model = predictor(**options)
-    if answer:
-        monkeypatch.setattr(model, "task", model.task._replace(answer=answer))
+@pytest.mark.parametrize(("answer", "options"), [("text", {"search": "mbr", "samples": 4}), ("label", {})])
+def test_answers_without_a_beginning_are_refused(answer, options):
     with pytest.raises(UserError, match="stream"):
-        Streamer(model)
+        refuse_streaming(answer, DecodeConfig(**options))
 
 
 LINES = ["Grüße, sagte er: „don't“ (5 €)", "naïve – 東京 😀 A. B! c's 'tis"] * 9
