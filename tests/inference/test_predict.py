@@ -40,20 +40,6 @@ from tests.slow import slow_but
 TEXTS = ["abc", "", "hgfedcba hgfe", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
 
 
-@pytest.fixture(scope="module")
-def predictor(tiny):
-    """Return a function: decode options → Predictor of an untrained model that does write something."""
-    model, params = tiny(vocab_size=ROWS, **MODEL)
-
-    @functools.cache
-    def build(max_source_length=64, copies=0, **options):
-        options = {"batch_size": 4, "beam_size": 1, "max_extra_length": 6, **options}
-        data = {"max_source_length": max_source_length}
-        return untrained.predictor(model, params, data=data, copies=copies, **options)
-
-    return build
-
-
 def ask(predictor, texts, **more):
     return predictor.generate([Request(text, line=line, **more) for line, text in enumerate(texts)])
 

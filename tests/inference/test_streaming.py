@@ -1,6 +1,5 @@
 """Answers that are told while they grow are those of the whole search, and nothing that was told is taken back."""
 
-import functools
 import itertools
 import random
 
@@ -11,8 +10,6 @@ from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import Request
 from jformer.inference.streaming import Streaming, make_stream, refuse_streaming, stable_text
-from tests.inference import untrained
-from tests.inference.untrained import MODEL, ROWS
 from tests.slow import slow_but
 
 REQUESTS = [
@@ -22,20 +19,6 @@ REQUESTS = [
     Request("b", "ab", line=3),
     Request("cab", line=4),
 ]
-
-
-@pytest.fixture(scope="module")
-def predictor(tiny):
-    """Return a function: task, decode options → Predictor of an untrained model that does write something."""
-
-    @functools.cache
-    def build(task="translate", max_source_length=64, **options):
-        family = {"translate": "encdec", "lm": "decoder"}[task]
-        data = {"max_source_length": max_source_length, "max_target_length": max_source_length}
-        options = {"batch_size": 4, "max_extra_length": 9, **options}
-        return untrained.predictor(*tiny(vocab_size=ROWS, family=family, **MODEL), task, data=data, **options)
-
-    return build
 
 
 def told(streaming):
