@@ -23,6 +23,7 @@ from jformer.inference.answers import (
     Scored,
     SearchTree,
 )
+from jformer.parallel.libtpu import silence_libtpu
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -106,7 +107,7 @@ def __getattr__(name: str) -> Any:
     if name not in PARTS:
         raise AttributeError(f"module 'jformer' has no attribute {name!r}")
     module, _, part = PARTS[name].partition(":")
-    _silence_libtpu()
+    silence_libtpu()
     return getattr(importlib.import_module(module), part)
 
 
@@ -120,7 +121,7 @@ def load(
     `mesh`, as the run's mesh with that option does. Raises UserError where there is no run, and for an option that does
     not exist, cannot work, or cannot change after training.
     """
-    _silence_libtpu()
+    silence_libtpu()
     from jformer.inference.predict import load
     from jformer.inference.restore import saved_config
     from jformer.parallel.mesh import make_mesh
@@ -140,7 +141,7 @@ def train(config: "ConfigDict | Config | Mapping[str, Any]", workdir: str | Path
     Raises UserError for a config that cannot work or belongs to another run, for data that cannot be read, and for a
     directory that cannot be written.
     """
-    _silence_libtpu()
+    silence_libtpu()
     from jformer.config import resolve
     from jformer.parallel import processes
     from jformer.storage import check_writable, os_errors_as_user_errors, run_path
@@ -168,7 +169,7 @@ def evaluate(
     into that folder instead. `options` and keyword arguments are as in `load`. Raises UserError as `load` does, and for
     a folder that cannot be written, before anything is answered.
     """
-    _silence_libtpu()
+    silence_libtpu()
     from jformer.evaluation.evaluate import evaluate
     from jformer.inference.restore import saved_config
     from jformer.storage import check_writable, os_errors_as_user_errors, run_path
@@ -177,9 +178,3 @@ def evaluate(
     check_writable("output" if output else "workdir", folder)
     with os_errors_as_user_errors():
         return evaluate(config, run_path(workdir), folder if output else None)
-
-
-def _silence_libtpu() -> None:
-    from jformer.parallel.libtpu import silence_libtpu
-
-    silence_libtpu()

@@ -16,6 +16,10 @@ DIGEST = "digest"  # the key of a JSON object's own digest
 DEEPEST = 100  # levels of nested lists and objects; jformer's own files have fewer than ten
 
 
+class NewerError(UserError):
+    """A file has a schema number that this version does not know; a newer one can read it."""
+
+
 def parse_json(text: str | bytes, constants: bool = False) -> Any:
     """Return the content of a JSON text; raise ValueError if it is invalid, nested too deep or repeats a key.
 
@@ -63,12 +67,12 @@ def _no_constant(name: str) -> Any:
 
 
 def refuse_newer(schema: object, known: int, where: str) -> None:
-    """Raise UserError if the schema number in a file is larger than the one that this version writes.
+    """Raise NewerError if the schema number in a file is larger than the one that this version writes.
 
     None, for a file without a schema number, means 1. The number goes up when older code would misread the file.
     """
     if schema is not None and (type(schema) is not int or not 1 <= schema <= known):
-        raise UserError(
+        raise NewerError(
             f"{where}: schema={schema!r:.40}, and this version of jformer reads up to {known}: upgrade jformer"
         )
 

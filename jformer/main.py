@@ -234,32 +234,19 @@ def scores_folder(options: flags.FlagValues, workdir: Path) -> Path:
     return run_path(options.output) if options.mode == "evaluate" and options.output != "-" else workdir
 
 
-def predict(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Answer the lines of a file, or write the model's activations for them."""
+def answer(options: flags.FlagValues, config: Config, workdir: Path) -> int:
+    """Answer the lines of a file, score their targets, or write their vectors or the model's activations for them."""
+    from jformer.inference import answer_files as files
+
+    given = config, workdir, options.input, options.output
     if options.activations:
-        from jformer.inference.answer_files import write_activations
-
-        write_activations(config, workdir, options.input, options.output, options.activations)
-        return DONE
-    from jformer.inference.answer_files import predict_file
-
-    predict_file(config, workdir, options.input, options.output, options.resume)
-    return DONE
-
-
-def score(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Write the log-probabilities of the targets in a file."""
-    from jformer.inference.answer_files import score_file
-
-    score_file(config, workdir, options.input, options.output, options.resume)
-    return DONE
-
-
-def embed(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Write the vectors of the lines of a file."""
-    from jformer.inference.answer_files import embed_file
-
-    embed_file(config, workdir, options.input, options.output, options.resume, options.format)
+        files.write_activations(*given, options.activations)
+    elif options.mode == "predict":
+        files.predict_file(*given, options.resume)
+    elif options.mode == "score":
+        files.score_file(*given, options.resume)
+    else:
+        files.embed_file(*given, options.resume, options.format)
     return DONE
 
 
@@ -342,9 +329,7 @@ MODES: dict[str, Callable[[flags.FlagValues, Config, Path], int]] = {
     "train": train,
     "prepare": prepare_text,
     "evaluate": score_test_sets,
-    "predict": predict,
-    "score": score,
-    "embed": embed,
+    **dict.fromkeys(("predict", "score", "embed"), answer),
     "describe": describe,
     "verify": verify,
     "explore": explore,
@@ -375,27 +360,20 @@ def keep_compiled(config: Config) -> None:
 def read_flags(argv: list[str]) -> tuple[flags.FlagValues, list[str]]:
     """Return the flags, checked without the config, and the arguments that set keys of the config."""
     options = flags.FlagValues()
-    flags.DEFINE_string("config", None, "A Python file with get_config().", flag_values=options)
-    flags.DEFINE_string("workdir", None, "The directory of the run.", flag_values=options)
-    flags.DEFINE_enum("mode", "train", list(MODES), "What to do.", flag_values=options)
-    flags.DEFINE_string("input", "-", "Text to answer.", flag_values=options)
-    flags.DEFINE_string("output", "-", "Where answers go.", flag_values=options)
-    flags.DEFINE_string("shard", "0/1", "I/N.", flag_values=options)
-    flags.DEFINE_bool("resume", False, "Continue a half-written output.", flag_values=options)
-    flags.DEFINE_string("against", "", "A model of transformers.", flag_values=options)
-    flags.DEFINE_list("activations", [], "Names of activations.", flag_values=options)
-    flags.DEFINE_float("watch", 0.0, "Seconds.", lower_bound=0.0, flag_values=options)
-    flags.DEFINE_bool("deterministic", False, "Deterministic operations on GPUs.", flag_values=options)
-    flags.DEFINE_string("host", "127.0.0.1", "Where to listen.", flag_values=options)
-    flags.DEFINE_integer("port", 8000, "A port.", lower_bound=0, upper_bound=65535, flag_values=options)
-    flags.DEFINE_list("adapters", [], "Runs of adapters.", flag_values=options)
-    flags.DEFINE_string("format", None, "What to write.", flag_values=options)
-    flags.DEFINE_string("topology", "", "A TPU slice or GPUs.", flag_values=options)
-    flags.DEFINE_float("price", 0.0, "Dollars for an hour of a chip.", lower_bound=0.0, flag_values=options)
-    flags.DEFINE_bool("distributed", False, "One of several processes, detected from the cluster.", flag_values=options)
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.", flag_values=options)
-    flags.DEFINE_integer("processes", None, "How many processes there are.", flag_values=options)
-    flags.DEFINE_integer("process", None, "Which of them this is.", flag_values=options)
+    texts = {"config": None, "workdir": None, "format": None, "coordinator": None, "host": "127.0.0.1"}
+    texts |= {"input": "-", "output": "-", "shard": "0/1", "against": "", "topology": ""}
+    for name, default in texts.items():  # `main` prints the docstring of this module as their help
+        flags.DEFINE_string(name, default, "", flag_values=options)
+    for name in ("resume", "deterministic", "distributed"):
+        flags.DEFINE_bool(name, False, "", flag_values=options)
+    for name in ("activations", "adapters"):
+        flags.DEFINE_list(name, [], "", flag_values=options)
+    for name in ("watch", "price"):
+        flags.DEFINE_float(name, 0.0, "", lower_bound=0.0, flag_values=options)
+    for name in ("processes", "process"):
+        flags.DEFINE_integer(name, None, "", flag_values=options)
+    flags.DEFINE_integer("port", 8000, "", lower_bound=0, upper_bound=65535, flag_values=options)
+    flags.DEFINE_enum("mode", "train", list(MODES), "", flag_values=options)
     overrides = [argument for argument in argv[1:] if argument.startswith(("--config.", "--noconfig."))]
     try:
         rest = options([argv[0], *(argument for argument in argv[1:] if argument not in overrides)])

@@ -296,16 +296,18 @@ def answer_with(monkeypatch, module, name, result=None, seconds=0.0):
         time.sleep(seconds)
         return result
 
-    monkeypatch.setitem(sys.modules, f"jformer.{module}", SimpleNamespace(**{name: called}))
+    replaced = SimpleNamespace(**{name: called})
+    monkeypatch.setitem(sys.modules, f"jformer.{module}", replaced)
+    monkeypatch.setattr(f"jformer.{module}", replaced, raising=False)  # where it is imported from its package
     return calls
 
 
-@pytest.mark.parametrize(("mode", "name"), [("predict", "predict_file"), ("score", "score_file")])
-def test_files_are_answered_and_resumed(saved, monkeypatch, mode, name):
-    calls = answer_with(monkeypatch, "inference.answer_files", name)
+@pytest.mark.parametrize(("mode", "further"), [("predict", ()), ("score", ()), ("embed", (None,))])
+def test_files_are_answered_and_resumed(saved, monkeypatch, mode, further):
+    calls = answer_with(monkeypatch, "inference.answer_files", f"{mode}_file")
     assert call(f"--workdir={saved}", f"--mode={mode}") == 0
     assert call(f"--workdir={saved}", f"--mode={mode}", "--input=a", "--output=b", "--resume") == 0
-    assert calls == [(saved, "-", "-", False), (saved, "a", "b", True)]
+    assert calls == [(saved, "-", "-", False, *further), (saved, "a", "b", True, *further)]
 
 
 def test_several_processes_get_the_limit_for_stuck_ones(saved, monkeypatch):

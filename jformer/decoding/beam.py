@@ -93,9 +93,12 @@ def beam_search(
     >>> cache = {"position": jnp.zeros(2, jnp.int32), "self": {}}
     >>> start = Start(token=jnp.array([1]), limits=jnp.array([3]), room=3)
     >>> options = DecodeConfig(beam_size=2, length_penalty=0.0)
-    >>> found = beam_search(step, cache, start, Rules(eos=2, pad=0), options).run()
+    >>> search = beam_search(step, cache, start, Rules(eos=2, pad=0), options)
+    >>> found, trace = search.record(3)  # as search.run(), which does without the trace
     >>> found.tokens.tolist(), round(jnp.exp(found.scores).item(), 3)
     ([[[4, 2, 0]]], 0.4)
+    >>> trace.live_tokens[0, 0].tolist()  # what went on after the first step
+    [3, 4]
     """
     if options.beam_size == 1 and constraints is None:
         loop = greedy(step, cache, start, rules)
@@ -106,58 +109,16 @@ def beam_search(
 
         return loop._replace(result=result)
 
-    search = _make_search(step, start, rules, options, constraints, coverage)
+    phrases = None if constraints is None else make_constraints(constraints, rules.pad)
+    search = _Search(step, start, rules, options, phrases, coverage)
     return SearchLoop(
         init=_initial_state(search, cache),
         cond=start.goes_on,
         body=lambda state: _extend(search, state)[0],
         result=functools.partial(_ranked, search),
         stable_prefix=functools.partial(_stable_prefix, search),
+        traced=functools.partial(_extend, search),
     )
-
-
-def record_beams(
-    step: Step,
-    cache: Cache,
-    start: Start,
-    rules: Rules,
-    options: DecodeConfig,
-    constraints: Int[Array, "b p s l"] | None = None,
-    coverage: Coverage | None = None,
-) -> tuple[Decoded, Trace]:
-    """Search as `beam_search` does, and also return the candidates and choices of each of `start.room` steps.
-
-    For use inside jit. A single beam also runs beam search, and so may end differently from greedy search.
-
-    Args:
-        step: (cache, last tokens) → (logits, cache).
-        cache: of n rows a sentence, with room for `start.room` tokens.
-        start, rules, options, constraints, coverage: those of `beam_search`.
-
-    >>> probs = jnp.zeros((5, 5)).at[[1, 1, 3, 3, 4], [3, 4, 2, 3, 2]].set(jnp.array([0.6, 0.4, 0.5, 0.5, 1]))
-    >>> def step(cache, last):  # as in the example of beam_search
-    ...     return jnp.log(probs[last]), {**cache, "position": cache["position"] + 1}
-    >>> cache = {"position": jnp.zeros(2, jnp.int32), "self": {}}
-    >>> start = Start(token=jnp.array([1]), limits=jnp.array([3]), room=3)
-    >>> found, trace = record_beams(step, cache, start, Rules(eos=2, pad=0), DecodeConfig(beam_size=2))
-    >>> found.tokens.tolist(), trace.live_tokens[0, 0].tolist()  # the answer; what went on after the first step
-    ([[[4, 2, 0]]], [3, 4])
-    """
-    search = _make_search(step, start, rules, options, constraints, coverage)
-
-    def cond(both: tuple[State, Trace]) -> Bool[Array, ""]:
-        return start.goes_on(both[0])
-
-    def body(both: tuple[State, Trace]) -> tuple[State, Trace]:
-        state, trace = both
-        after, of_step = _extend(search, state)
-        return after, jax.tree.map(lambda every, one: every.at[:, state.cur_index].set(one), trace, of_step)
-
-    init = _initial_state(search, cache)
-    of_step = jax.eval_shape(lambda state: _extend(search, state)[1], init)
-    trace = jax.tree.map(lambda x: jnp.zeros((x.shape[0], start.room, *x.shape[1:]), x.dtype), of_step)
-    state, trace = lax.while_loop(cond, body, (init, trace))
-    return _ranked(search, state), trace
 
 
 class _Search(NamedTuple):
@@ -169,18 +130,6 @@ class _Search(NamedTuple):
     options: DecodeConfig
     constraints: Constraints | None
     coverage: Coverage | None
-
-
-def _make_search(
-    step: Step,
-    start: Start,
-    rules: Rules,
-    options: DecodeConfig,
-    phrases: Int[Array, "b p s l"] | None,
-    coverage: Coverage | None,
-) -> _Search:
-    required = None if phrases is None else make_constraints(phrases, rules.pad)
-    return _Search(step=step, start=start, rules=rules, options=options, constraints=required, coverage=coverage)
 
 
 def _extend(search: _Search, state: State) -> tuple[State, Trace]:

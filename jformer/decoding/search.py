@@ -62,10 +62,28 @@ class SearchLoop(NamedTuple):
     result: Callable[[PyTree], Decoded]  # the result so far; final for sentences that are `done`
     stable_prefix: Callable[[PyTree], tuple[Int[Array, "b t"], Int[Array, " b"]]]
     """The tokens that every sentence's best output is certain to begin with, and how many there are."""
+    traced: Callable[[PyTree], tuple[PyTree, PyTree]] | None = (
+        None  # `body`, also with its Trace, if a beam is searched
+    )
 
     def run(self) -> Decoded:
         """Search to the end."""
         return self.result(lax.while_loop(self.cond, self.body, self.init))
+
+    def record(self, room: int) -> "tuple[Decoded, Trace]":
+        """Search to the end as `run` does, and also return the candidates and choices of each of `room` steps."""
+        assert self.traced
+        traced = self.traced
+
+        def body(both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            state, trace = both
+            after, of_step = traced(state)
+            return after, jax.tree.map(lambda every, one: every.at[:, state.cur_index].set(one), trace, of_step)
+
+        of_step = jax.eval_shape(lambda state: traced(state)[1], self.init)
+        trace = jax.tree.map(lambda x: jnp.zeros((x.shape[0], room, *x.shape[1:]), x.dtype), of_step)
+        state, trace = lax.while_loop(lambda both: self.cond(both[0]), body, (self.init, trace))
+        return self.result(state), trace
 
     def advance(self, state: PyTree, steps: Int[Array, ""]) -> PyTree:
         """Run `steps` further steps from a state, or until the end: the same steps as in `run`."""

@@ -7,7 +7,6 @@ import os
 import platform
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,13 +19,11 @@ from jformer.config.options import Config, flatten, own_parts
 from jformer.config.resume import with_saved_config
 from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
-from jformer.data.sources.split import Pair
 from jformer.data.vocabularies import directed
 from jformer.errors import UserError
 from jformer.evaluation import records, results
 from jformer.evaluation.score_tables import score_table, scored_sets
 from jformer.inference.answers import CUT
-from jformer.inference.batching import ignore
 from jformer.inference.formats import one_line
 from jformer.inference.predict import Predictor, load
 from jformer.models.parts import count_params, parameter_rows
@@ -46,13 +43,14 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     """Score every test set with the run's weights, write results.json and the outputs, and return the new results.
 
     They are written into the run's directory, or into `folder`. All processes return the results; the main one writes
-    them and shows the progress. Raises UserError for the directory of another run.
+    them and shows the progress. Raises UserError for the directory of another run, and for results of a newer version.
     """
     folder = folder or workdir
     if (folder / "config.json").exists() and os.path.realpath(folder) != os.path.realpath(workdir):
         raise UserError(
             f"--output={folder} is the directory of another run, whose scores it holds: name another folder"
         )
+    results.earlier(folder)  # refuses those of a newer version now, rather than after hours
     processes.enter_phase("opening the trained run")
     saved = load_config(workdir / "config.json")
     config = with_saved_config(config, saved)
@@ -66,6 +64,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     computing = dataclasses.replace(config, model=config.model.merged)  # decode.dtype applies to answers only
     model = build_sized(computing, predictor.task, predictor.tokenizers)
     eval_step = make_eval_step(make_loss(model, predictor.task.loss), mesh)
+    has_references = predictor.task.answer in ANSWERS_WITH_REFERENCES
     scored: dict[str, Any] = {"schema": records.SCHEMA}
     for key, (part, name) in config.data.test_sets().items():
         split, languages = open_split(part, name), config.data.languages(part)
@@ -73,7 +72,8 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
         processes.enter_phase(f"answering {key}")
         examples = [pair._replace(languages=languages) for pair in split.read(Counter())]
         with show_progress(f"answering {key}", len(examples), quiet) as done:
-            outputs = answer(predictor, examples, done.count)
+            predictor.on_answered = done.count
+            outputs = [one_line(text) for text in predictor.answers_to(examples)] if has_references else []
         if outputs and not quiet:
             results.save_outputs(folder, key, outputs)
         processes.enter_phase(f"scoring {key}")
@@ -115,17 +115,6 @@ def refuse_other_languages(config: Config, saved: Config) -> None:
         own = {config.data.languages(part)[side] for part, _ in config.data.test_sets().values()} - {"", asked}
         if own and asked not in ("", getattr(saved.decode, key)):
             raise UserError(f"decode.{key}={asked!r}: test sets have languages of their own ({min(own)}): leave it out")
-
-
-def answer(predictor: Predictor, examples: Sequence[Pair], count: Callable[[int], None]) -> list[str]:
-    """Return the answers, one line each, or [] for tasks without references; `count` is called with each increment."""
-    if predictor.task.answer not in ANSWERS_WITH_REFERENCES:
-        return []
-    predictor.on_answered = count
-    try:
-        return [one_line(text) for text in predictor.answers_to(examples)]
-    finally:
-        predictor.on_answered = ignore
 
 
 def provenance(config: Config, workdir: Path, predictor: Predictor) -> dict[str, Any]:

@@ -14,11 +14,14 @@ from etils.epath import Path
 from jformer.config.options import Config
 from jformer.errors import UserError
 from jformer.evaluation import records
-from jformer.integrity import with_digest
+from jformer.integrity import NewerError, with_digest
 from jformer.storage import replace_content
 from jformer.tasks.metrics import tokenization
 
-WITHOUT_EFFECT = ("batch_size", "inputs", "outputs", "scores", "alignments")  # options of decoding
+WITHOUT_EFFECT = {  # options that change no score, by section
+    "decode": ("batch_size", "inputs", "outputs", "scores", "alignments"),
+    "evaluate": ("during", "during_examples", "command_seconds"),
+}
 SETTINGS = "settings"  # key of an entry: all that its scores depend on except the test set and the run
 
 
@@ -27,13 +30,20 @@ def settings_of(config: Config, steps: Sequence[int]) -> dict[str, Any]:
 
     Options that do not change scores, such as the batch size, are left out.
     """
-    decode = {key: value for key, value in dataclasses.asdict(config.decode).items() if key not in WITHOUT_EFFECT}
+    evaluate = dataclasses.asdict(config.evaluate) | {"tokenize": tokenization(config)}
     return {
         "steps": list(steps),
-        "evaluate": dataclasses.asdict(config.evaluate) | {"tokenize": tokenization(config)},
-        "decode": decode,
+        "evaluate": _with_effect("evaluate", evaluate),
+        "decode": _with_effect("decode", dataclasses.asdict(config.decode)),
         "data": {key: getattr(config.data, key) for key in ("max_source_length", "max_target_length")},
     }
+
+
+def _with_effect(section: str, options: Any) -> Any:
+    """Return a section of settings without the options that change no score, some of which older versions recorded."""
+    if not isinstance(options, Mapping):
+        return options
+    return {key: value for key, value in options.items() if key not in WITHOUT_EFFECT.get(section, ())}
 
 
 def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,23 +65,34 @@ def _is_replaced(entry: Mapping[str, Any], now: Any) -> bool:
     if not isinstance(now, Mapping):
         return False
     settings, new = entry.get(SETTINGS, {}), now.get(SETTINGS, {})
-    return bool(settings == {key: new.get(key) for key in settings})
+    return all(_with_effect(key, value) == new.get(key) for key, value in settings.items())
+
+
+def earlier(folder: Path) -> dict[str, Any] | None:
+    """Return a folder's results.json, {} if it has none, None if that cannot be read as results.
+
+    Raises UserError for one of a newer version, which must not be replaced.
+    """
+    try:
+        return records.results(folder)
+    except NewerError:
+        raise
+    except UserError:
+        return None
 
 
 def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     """Merge new results, test sets and `run`, into a folder's results.json, and return its new content.
 
     Numbers that are not finite become null. A file that cannot be read as results is replaced, which is reported on
-    standard error.
+    standard error. Raises UserError as `earlier` does.
     """
-    try:
-        before = records.results(folder)
-    except UserError:
+    before = earlier(folder)
+    if before is None:
         print(f"{folder / 'results.json'}: cannot be read; its content is replaced by the new scores", file=sys.stderr)
-        before = {}
     # Tuples become lists, so that settings equal those of the file.
     as_read_again = json.loads(json.dumps(now), parse_constant=lambda _: None)
-    results = merge(before, as_read_again)
+    results = merge(before or {}, as_read_again)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(with_digest(results), indent=2, ensure_ascii=False) + "\n"
     replace_content(folder / "results.json", text.encode())

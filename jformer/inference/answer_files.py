@@ -392,7 +392,7 @@ def _answer(window: list[Line], path: Path, job: Job[Asked], counts: Counter[str
         altered: Counter[str] = Counter()
         try:
             requests.append(job.read(line, altered))
-        except (ValueError, RecursionError, UserError) as error:
+        except ValueError as error:
             raise UserError(f"{path}:{line[0] + 1}: {error}") from error
         if altered[INVALID_REPLACED]:
             progress.warn(f"{path}:{line[0] + 1}: NUL or a lone surrogate in a text, replaced by U+FFFD")

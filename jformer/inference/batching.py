@@ -19,7 +19,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import Piece
 from jformer.inference.generation import in_compute_dtype
 from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs
-from jformer.inference.one_pass import ClassScores, Estimates, Spans, Vectors
+from jformer.inference.one_pass import ClassScores, Estimates, Fillings, Spans, Vectors
 from jformer.models.model import Model
 from jformer.models.parts import in_stack
 from jformer.parallel.backend import is_one_cpu
@@ -43,7 +43,7 @@ class NBest(NamedTuple):
     scores: list[float]
 
 
-Found = NBest | ClassScores | Estimates | Tags | Spans | Vectors
+Found = NBest | ClassScores | Estimates | Tags | Spans | Vectors | Fillings
 """The result for one piece; for a head, one row of its arrays."""
 
 

@@ -169,21 +169,14 @@ def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatc
     For use inside jit. `params` are those of every model; the cache has entries for `room` tokens. A row whose limit is
     above it may be left unfinished, and so may the last `max_unfinished` rows.
     """
-    options = setup.options
+    options, begun = setup.options, _begin(setup, params, batch, room)
     if options.search == "beam":
-        return beam_search(*beam_arguments(setup, params, batch, room))
-    begun = _begin(setup, params, batch, room)
+        coverage = functools.partial(_coverage, options.coverage_penalty) if options.coverage_penalty else None
+        return beam_search(*begun, batch.get("constraints"), coverage)
     if is_own(options.search):
         own: OwnSearch = plugins.find("decode.search", options.search, {})
         return own(*begun)
     return sample(*begun, _keys(options.seed, batch["line"], batch.get("part"), options.hypotheses))
-
-
-def beam_arguments(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Any, ...]:
-    """Return the arguments of `beam_search` or `record_beams` for a batch."""
-    beta = setup.options.coverage_penalty
-    coverage = functools.partial(_coverage, beta) if beta else None
-    return *_begin(setup, params, batch, room), batch.get("constraints"), coverage
 
 
 def search_ids(

@@ -15,7 +15,7 @@ from etils import epath
 from jformer.data.text import STDIN
 from jformer.errors import UserError
 from jformer.integrity import parse_object
-from jformer.storage import check_writable, is_special, refuse_special, replace_content
+from jformer.storage import check_writable, is_special, refuse_special, replace_content, writing
 
 RECORD = ".settings.json"
 
@@ -67,9 +67,10 @@ def lines_to_keep(target: Path, settings: Mapping[str, object]) -> int:
     try:
         before = parse_object(_record(target).read_bytes())
     except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"--resume: the settings of {target} cannot be read from {_record(target)} ({_reason(error)}); leave out "
-            "--resume to overwrite it"
+            f"--resume: the settings of {target} cannot be read from {_record(target)} ({reason}); leave out --resume "
+            "to overwrite it"
         ) from error
     now = json.loads(json.dumps(settings))
     for key, value in before.items():
@@ -96,13 +97,11 @@ def whole_lines(path: Path, last: str = "") -> int:
 
 def open_output(target: Path, resume: bool, settings: Mapping[str, object]) -> IO[str]:
     """Open a file for appending or overwriting; a plain file begun anew gets its record first."""
-    try:
+    with writing(f"--output={target}"):
         if not (resume and _is_begun(target)) and not is_special(target):
             record = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
             replace_content(epath.Path(_record(target)), record.encode())
         return target.open("a" if resume else "w", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UserError(f"--output={target}: {error.strerror}; name a file in a folder that can be written") from error
 
 
 @contextlib.contextmanager
@@ -120,10 +119,6 @@ def whole_lines_only(target: Path) -> Iterator[None]:
         raise UserError(
             f"--output={target}: writing failed after {done} lines ({error.strerror or error}); {again}"
         ) from error
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return error.strerror or "" if isinstance(error, OSError) else str(error)
 
 
 def _is_begun(target: Path) -> bool:

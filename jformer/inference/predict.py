@@ -43,7 +43,7 @@ from jformer.inference.forced_pass import ForcedPass, WatchedPass, to_restore
 from jformer.inference.generation import make_answer, make_setup
 from jformer.inference.inputs import Inputs, writable
 from jformer.inference.one_pass import HEADS
-from jformer.inference.search_tree import RecordedSearch, refuse_without_beam
+from jformer.inference.search_tree import refuse_without_beam, search_trees
 from jformer.integrity import digest_of
 from jformer.models.interventions import Intervention, intervene
 from jformer.models.parts import count_params, overlaid, unshared
@@ -92,10 +92,9 @@ class Predictor:
                 self._base, self._own = base, unshared(run.params, base.params)
             self._prepare = PreparedParams(self.models, mesh, rounded=searched, enabled=prepare)
             writes = searched or run.task.answer == MASKS
-            self.vocabulary = writable(run.tokenizers[1], options, searched) if writes else np.ones(0, bool)
-            setup = make_setup(self.models, options, self.vocabulary, self.inputs.symbols, mesh)
-            self._search = BatchedSearch(make_answer(setup, run.task.answer), self.inputs, mesh)
-            self._recorded = RecordedSearch(setup, self.inputs)
+            vocabulary = writable(run.tokenizers[1], options, searched) if writes else np.ones(0, bool)
+            self.setup = make_setup(self.models, options, vocabulary, self.inputs.symbols, mesh)
+            self._search = BatchedSearch(make_answer(self.setup, run.task.answer), self.inputs, mesh)
 
     def __repr__(self) -> str:
         """Name the model and how it answers."""
@@ -226,9 +225,14 @@ class Predictor:
         asked = check_texts(texts, "embed(['a text', 'another'])", one_line=False)
         return stacked([output.vector for (output,) in self.embedder.generate(asked)], self.model.config.d_model)
 
-    @functools.cached_property
+    @property
     def embedder(self) -> "Predictor":
         """The Predictor of the same run whose answers are vectors; itself if they are, as decode.pooling asks for."""
+        self._embedder.params = self.params  # which may have been replaced since
+        return self._embedder
+
+    @functools.cached_property
+    def _embedder(self) -> "Predictor":
         from jformer.inference.restore import embedding_run
 
         self._refuse_ensemble("vectors of different models are not comparable")
@@ -248,7 +252,8 @@ class Predictor:
         refuse_without_beam(self.task.answer, self.config.decode)
         usage = "search_trees(['a text', jformer.Request('another', prefix='begins so')])"
         groups = self.inputs.pieces(check_requests(requests, usage, one_line=not self.inputs.continues))
-        trees = iter(self._recorded(self.prepared_params, [piece for group in groups for piece in group]))
+        pieces = [piece for group in groups for piece in group]
+        trees = iter(search_trees(self.setup, self.inputs, self.prepared_params, pieces))
         return [[next(trees) for _ in group] for group in groups]
 
     def score(self, pairs: Iterable[tuple[str, str] | Pair]) -> list[Scored]:

@@ -166,16 +166,9 @@ def embedding_run(run: Trained) -> Trained:
         data = dataclasses.replace(data, max_source_length=longest, max_target_length=longest)
     task = embed(dataclasses.replace(data, mixture=()), label_smoothing=0.0, family=model.family)
     side = tokenizers[model.family == "decoder"]
-    embedding = build_model(model.with_vectors("" if pooling == "pooler" else pooling))
-    return Trained(
-        config=dataclasses.replace(config, task="embed", decode=dataclasses.replace(config.decode, alignments=False)),
-        task=task,
-        tokenizers=(side, side),
-        model=intervened_as(run.model, embedding),
-        params=run.params,
-        steps=run.steps,
-        digest=run.digest,
-    )
+    embedding = intervened_as(run.model, build_model(model.with_vectors("" if pooling == "pooler" else pooling)))
+    config = dataclasses.replace(config, task="embed", decode=dataclasses.replace(config.decode, alignments=False))
+    return dataclasses.replace(run, config=config, task=task, tokenizers=(side, side), model=embedding)
 
 
 def restore_member(workdir: str | os.PathLike[str], run: Trained, mesh: Mesh) -> Trained:

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jformer.decoding.beam import record_beams
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.decoding.hypotheses import length_penalty
-from jformer.decoding.search import Decoded, Trace
+from jformer.decoding.search import Trace
 from jformer.errors import UserError
 from jformer.inference.answers import Piece, SearchTree
 from jformer.inference.batching import NBest, batch_rows, read_row, sorted_batches
-from jformer.inference.generation import KEPT, SearchBatch, SearchSetup, beam_arguments, compile_over_rows
+from jformer.inference.generation import KEPT, SearchSetup, begin_search, compile_over_rows
 from jformer.inference.inputs import Inputs
 from jformer.inference.one_pass import HEADS
 from jformer.plugins import cached
@@ -31,37 +30,30 @@ def make_recorder(setup: SearchSetup) -> jax.stages.Wrapped:
     It finds what the program of `make_answer` finds.
     """
 
-    def record(params: Sequence[PyTree], batch: SearchBatch, room: int) -> tuple[Decoded, Trace]:
-        return record_beams(*beam_arguments(setup, params, batch, room))
+    return compile_over_rows(
+        lambda params, batch, room: begin_search(setup, params, batch, room).record(room), setup.mesh
+    )
 
-    return compile_over_rows(record, setup.mesh)
 
+def search_trees(
+    setup: SearchSetup, inputs: Inputs, params: Sequence[PyTree], pieces: Sequence[Piece]
+) -> list[SearchTree]:
+    """Return the tree of every piece, in order; raise UserError for NaN scores.
 
-class RecordedSearch:
-    """A compiled beam search that records all candidates, for any number of pieces."""
-
-    def __init__(self, setup: SearchSetup, inputs: Inputs) -> None:
-        """Compile nothing yet."""
-        self._inputs, self._mesh, self._search = inputs, setup.mesh, make_recorder(setup)
-
-    def __call__(self, params: Sequence[PyTree], pieces: Sequence[Piece]) -> list[SearchTree]:
-        """Return the tree of every piece, in order; raise UserError for NaN scores.
-
-        Batches have as many rows as those of answers, so that their numbers are the same to the bit.
-        """
-        found: dict[int, SearchTree] = {}
-        options = self._inputs.options
-        rows = batch_rows(len(pieces), options.batch_size, self._mesh, options.hypotheses)
-        for indices in sorted_batches([len(piece.ids) for piece in pieces], rows):
-            arrays, room = self._inputs.arrays([pieces[i] for i in indices], rows)
-            decoded, trace = jax.device_get(self._search(params, arrays, room))
-            for row, i in enumerate(indices):
-                limit, outputs = int(arrays["limit"][row]), read_row(decoded, row)
-                assert isinstance(outputs, NBest)
-                penalty = float(length_penalty(jnp.array(limit), options))
-                names, eos = self._inputs.tokenizers[1].tokens, self._inputs.symbols.eos
-                found[i] = read_tree(Trace(*(x[row] for x in trace)), outputs, eos, names, limit, penalty)
-        return [found[i] for i in range(len(pieces))]
+    Batches have as many rows as those of answers, so that their numbers are the same to the bit.
+    """
+    search, options, found = make_recorder(setup), inputs.options, dict[int, SearchTree]()
+    names, eos = inputs.tokenizers[1].tokens, inputs.symbols.eos
+    rows = batch_rows(len(pieces), options.batch_size, setup.mesh, options.hypotheses)
+    for indices in sorted_batches([len(piece.ids) for piece in pieces], rows):
+        arrays, room = inputs.arrays([pieces[i] for i in indices], rows)
+        decoded, trace = jax.device_get(search(params, arrays, room))
+        for row, i in enumerate(indices):
+            limit, outputs = int(arrays["limit"][row]), read_row(decoded, row)
+            assert isinstance(outputs, NBest)
+            penalty = float(length_penalty(jnp.array(limit), options))
+            found[i] = read_tree(Trace(*(x[row] for x in trace)), outputs, eos, names, limit, penalty)
+    return [found[i] for i in range(len(pieces))]
 
 
 def refuse_without_beam(answer: str, options: DecodeConfig) -> None:

@@ -20,12 +20,13 @@ from jformer.decoding.search import Decoded
 from jformer.errors import UserError
 from jformer.inference.answers import Output, Piece, written_language
 from jformer.inference.batching import NBest, batch_rows, read_row
-from jformer.inference.generation import KEPT, XLA_OPTIONS, SearchBatch, SearchSetup, begin_search, make_setup
+from jformer.inference.generation import KEPT, XLA_OPTIONS, SearchBatch, SearchSetup, begin_search
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 from jformer.parallel.backend import xla_options
 from jformer.plugins import cached
 
+Programs = tuple[jax.stages.Wrapped, jax.stages.Wrapped]  # of `make_stream`
 STEPS = 2  # tokens between updates of a stream: each update costs a fraction of a step of a small model
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # an incomplete character, decoded
 
@@ -48,7 +49,7 @@ def refuse_streaming(answer: str, options: DecodeConfig) -> None:
 
 
 @cached(KEPT)
-def make_stream(setup: SearchSetup) -> tuple[jax.stages.Wrapped, jax.stages.Wrapped]:
+def make_stream(setup: SearchSetup) -> Programs:
     """Return a search as two compiled programs: one makes the first state, one advances a state.
 
     They are (parameters, batch, room) → state, and (parameters, batch, room, state, cancelled rows [b]) → state after
@@ -71,27 +72,12 @@ def make_stream(setup: SearchSetup) -> tuple[jax.stages.Wrapped, jax.stages.Wrap
     return compiled(begin), compiled(advance, donate_argnums=3)
 
 
-class Streamer:
-    """A model's search as the two compiled programs of `make_stream`."""
-
-    def __init__(self, predictor: Predictor) -> None:
-        """Compile nothing yet. Raises UserError as `refuse_streaming` does."""
-        refuse_streaming(predictor.task.answer, predictor.config.decode)
-        self.predictor, inputs = predictor, predictor.inputs
-        setup = make_setup(predictor.models, inputs.options, predictor.vocabulary, inputs.symbols)
-        self.begin, self.advance = make_stream(setup)
-
-    def start(self, groups: Sequence[Sequence[Piece]]) -> "Streaming":
-        """Start to answer requests, each given as its pieces."""
-        return Streaming(self, groups)
-
-
 class Streaming:
     """Requests answered together."""
 
-    def __init__(self, streamer: Streamer, groups: Sequence[Sequence[Piece]]) -> None:
-        """Start; the pieces of all requests are the rows of one batch."""
-        self._streamer, self._predictor, self._groups = streamer, streamer.predictor, groups
+    def __init__(self, predictor: Predictor, programs: Programs, groups: Sequence[Sequence[Piece]]) -> None:
+        """Start, with the programs of `make_stream`; the pieces of all requests are the rows of one batch."""
+        self._predictor, (begin, self._advance), self._groups = predictor, programs, groups
         self._owners = [i for i, group in enumerate(groups) for _ in group]  # of every row that is a piece
         self._open = set(range(len(groups)))
         self._texts = [""] * len(groups)  # that were sent
@@ -104,7 +90,7 @@ class Streaming:
             self._cancelled = np.zeros(rows * math.ceil(len(pieces) / rows), bool)
             arrays, self._room = inputs.arrays(pieces, len(self._cancelled))
             self._batch = jax.device_put(arrays)
-            self._state = streamer.begin(self._predictor.prepared_params, self._batch, self._room)
+            self._state = begin(self._predictor.prepared_params, self._batch, self._room)
 
     @property
     def running(self) -> bool:
@@ -121,7 +107,7 @@ class Streaming:
         """Write some more tokens; return the updates. Raises UserError for NaN scores."""
         if self._owners and self.running:
             arguments = self._predictor.prepared_params, self._batch, self._room, self._state, self._cancelled
-            self._state, *found = self._streamer.advance(*arguments)
+            self._state, *found = self._advance(*arguments)
             (tokens, lengths), decoded = jax.device_get(found)
             for row, owner in enumerate(self._owners):
                 if owner in self._open and row not in self._found:

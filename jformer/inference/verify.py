@@ -52,7 +52,7 @@ class Check(NamedTuple):
     name: str
     what: str  # what the deviation measures
     run: Callable[["Subject"], float]  # → the largest deviation
-    applies: Callable[["Subject"], bool] = lambda subject: True
+    applies: Callable[["Subject"], bool] = lambda subject: subject.searches
 
 
 class Subject:
@@ -63,7 +63,7 @@ class Subject:
         self.model, self.params, self.task = predictor.model, predictor.params, predictor.task
         self.config, self.tokenizers, self.options = predictor.config, predictor.tokenizers, settings
         self.inputs = predictor.inputs
-        self.searches = self.task.answer in ("text", "continuation")
+        self.searches: bool = self.task.answer in ("text", "continuation")
         self.mask = writable(self.tokenizers[1], settings) if self.searches else np.ones(0, bool)
         self.pieces, self.origin = self._find(self.config)
 
@@ -305,14 +305,6 @@ def _largest(differences: np.ndarray) -> float:
     return float(np.abs(differences).max())
 
 
-def _searches(subject: Subject) -> bool:
-    return subject.searches
-
-
-def _decodes(subject: Subject) -> bool:
-    return subject.model.config.decodes
-
-
 def _one_pass(subject: Subject) -> bool:
     return not subject.searches
 
@@ -324,16 +316,11 @@ def _packs(subject: Subject) -> bool:
 
 
 CHECKS = (
-    Check("cached = uncached logits", "a logit", cached_and_uncached_logits, _decodes),
-    Check("one beam = greedy, the likeliest of uncached logits", "a logit", greedy_and_likeliest, _searches),
-    Check("alone = together: batch, order and padding change nothing", "a score", alone_and_together, _searches),
+    Check("cached = uncached logits", "a logit", cached_and_uncached_logits, lambda it: it.model.config.decodes),
+    Check("one beam = greedy, the likeliest of uncached logits", "a logit", greedy_and_likeliest),
+    Check("alone = together: batch, order and padding change nothing", "a score", alone_and_together),
     Check("alone = together: batch, order and padding change nothing", "a logit", rows_alone_and_together, _one_pass),
     Check("packed = unpacked: texts that share a row", "a logit", packed_and_unpacked, _packs),
-    Check("two copies of the model together = one", "a score", ensemble_and_single, _searches),
-    Check(
-        "scores of the search = forced re-scoring of its outputs",
-        "a token's log-probability",
-        searched_and_forced,
-        _searches,
-    ),
+    Check("two copies of the model together = one", "a score", ensemble_and_single),
+    Check("scores of the search = forced re-scoring of its outputs", "a token's log-probability", searched_and_forced),
 )

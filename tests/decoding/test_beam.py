@@ -3,7 +3,7 @@ import functools
 import numpy as np
 import pytest
 
-from jformer.decoding.beam import beam_search, record_beams
+from jformer.decoding.beam import beam_search
 from jformer.decoding.greedy import greedy
 from tests.slow import slow_but
 
@@ -189,6 +189,10 @@ def test_a_search_is_over_when_nothing_but_nan_is_left(toy):
     assert model.steps(beam_search, [6], size=2, length_penalty=0.6) == 2
 
 
+def recorded(*arguments):
+    return beam_search(*arguments).record(LENGTH)
+
+
 RECORDED = (
     {"size": 3, "n_best": 3},
     {"size": 6, "groups": 3, "diversity": 0.9},
@@ -202,7 +206,7 @@ RECORDED = (
 )
 def test_a_recorded_search_finds_the_same(toy, options):
     model, limits = toy(4, 8, 1.5), [6, 5, 4, 3, 2, 1, 0, 6]
-    found, trace = model.search(record_beams, limits, length_penalty=0.6, **options)
+    found, trace = model.search(recorded, limits, length_penalty=0.6, **options)
     for field, expected in zip(found, model.search(beam_search, limits, length_penalty=0.6, **options), strict=True):
         np.testing.assert_array_equal(field, expected)
     steps = trace.searched.sum(axis=1)

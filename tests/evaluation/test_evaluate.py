@@ -1,6 +1,7 @@
 """What a scored run is told to try next is what works: commands that can be copied as they are."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from etils import epath
 from jformer.config import resolve, save_config
 from jformer.config.options import Config
 from jformer.errors import UserError
+from jformer.evaluation import records
 from jformer.evaluation.evaluate import evaluate, report_scores
 
 
@@ -50,3 +52,10 @@ def test_scores_do_not_go_into_another_run(tmp_path):
         evaluate(Config(), one, epath.Path(tmp_path / "other"))
     with pytest.raises(UserError, match="tokenizer"):  # which it has not: its own directory is passed over
         evaluate(Config(), one, epath.Path(tmp_path / "link"))
+
+
+def test_scores_of_a_newer_version_are_noticed_before_anything_is_answered(tmp_path):
+    save_config(Config(), epath.Path(tmp_path / "config.json"))
+    (tmp_path / "results.json").write_text(json.dumps({"schema": records.SCHEMA + 1}))
+    with pytest.raises(UserError, match=r"results\.json: schema=3, and this version .*: upgrade jformer"):
+        evaluate(Config(), epath.Path(tmp_path))

@@ -9,6 +9,7 @@ import pytest
 from jformer.config.options import Config, EvaluateConfig
 from jformer.data.data_config import DataConfig
 from jformer.decoding.decode_config import DecodeConfig
+from jformer.errors import UserError
 from jformer.evaluation import records, results
 from tests.faults.full_disk import no_file_above
 
@@ -64,6 +65,16 @@ def test_options_that_change_no_score_are_no_other_settings(tmp_path):
     )
 
 
+@pytest.mark.parametrize("options", [{"command_seconds": 9.0}, {"during": ("bleu",)}, {"during_examples": 3}])
+def test_options_of_training_and_time_limits_are_no_other_settings_even_where_they_were_recorded(tmp_path, options):
+    results.save(tmp_path, scored(30.0))
+    assert bleus(results.save(tmp_path, scored(30.0, evaluate=options))) == ({"test": 30.0}, [])
+    old = scored(30.0)
+    old["test"]["settings"]["evaluate"] |= options
+    results.save(tmp_path / "old", old)
+    assert bleus(results.save(tmp_path / "old", scored(31.0))) == ({"test": 31.0}, [])
+
+
 def test_scores_that_an_older_version_recorded_without_lengths_are_replaced(tmp_path):
     old = scored(30.0)
     del old["test"]["settings"]["data"]
@@ -77,6 +88,14 @@ def test_a_file_that_is_no_results_is_replaced_and_that_is_said(tmp_path, capsys
     assert "results.json: cannot be read; its content is replaced by the new scores\n" in capsys.readouterr().err
     results.save(tmp_path, scored(31.0))
     assert not capsys.readouterr().err
+
+
+def test_results_of_a_newer_version_are_kept_and_that_is_an_error(tmp_path):
+    newer = json.dumps({"schema": records.SCHEMA + 1, "earlier": ["in another form"]})
+    (tmp_path / "results.json").write_text(newer)
+    with pytest.raises(UserError, match=r"results\.json: schema=3, and this version .*: upgrade jformer"):
+        results.save(tmp_path, scored(30.0))
+    assert (tmp_path / "results.json").read_text() == newer
 
 
 def test_a_full_disk_leaves_the_scores_of_before(tmp_path):

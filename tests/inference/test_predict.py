@@ -40,20 +40,6 @@ from tests.slow import slow_but
 TEXTS = ["abc", "", "hgfedcba hgfe", "b", "  ", "cab", "xyz unknown", "abcdefgh", "ha"]
 
 
-@pytest.fixture(scope="module")
-def predictor(tiny):
-    """Return a function: decode options → Predictor of an untrained model that does write something."""
-    model, params = tiny(vocab_size=ROWS, **MODEL)
-
-    @functools.cache
-    def build(max_source_length=64, copies=0, **options):
-        options = {"batch_size": 4, "beam_size": 1, "max_extra_length": 6, **options}
-        data = {"max_source_length": max_source_length}
-        return untrained.predictor(model, params, data=data, copies=copies, **options)
-
-    return build
-
-
 def ask(predictor, texts, **more):
     return predictor.generate([Request(text, line=line, **more) for line, text in enumerate(texts)])
 
@@ -151,6 +137,17 @@ def test_vectors_have_all_interventions_and_their_inputs_are_counted(tiny):
     assert not changed.embedder.counts
     beyond = {"decoder/block/cross_attn/heads": lambda x, _: 0 * x, "logits": lambda x, _: 0 * x}
     np.testing.assert_array_equal(changed.intervene(beyond).embed(["b"]), changed.embed(["b"]))
+
+
+def test_vectors_are_of_the_parameters_that_have_replaced_the_first_ones(tiny):
+    model, params = tiny(vocab_size=ROWS, **MODEL)
+    others = jax.tree.map(lambda leaf: -leaf, params)
+    replaced = untrained.predictor(model, params)
+    before = replaced.embed(["abc"])
+    replaced.params = others
+    after = replaced.embed(["abc"])
+    np.testing.assert_array_equal(after, untrained.predictor(model, others).embed(["abc"]))
+    assert not np.allclose(after, before)
 
 
 def test_output_is_no_longer_than_the_source_and_the_extra(predictor):

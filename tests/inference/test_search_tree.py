@@ -1,7 +1,5 @@
 """The tree of a search is the search: its answers are those of generate, and nothing it weighed is missing."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -11,22 +9,7 @@ from jformer.errors import UserError
 from jformer.inference.answers import NODE_STATES, Request
 from jformer.inference.batching import NBest
 from jformer.inference.search_tree import read_tree
-from tests.inference import untrained
-from tests.inference.untrained import CHARS, MODEL, ROWS
-
-
-@pytest.fixture(scope="module")
-def predictor(tiny):
-    """Return a function: a task and decode options → Predictor of an untrained model that does write something."""
-
-    @functools.cache
-    def build(task="translate", **options):
-        family = {"translate": "encdec", "lm": "decoder"}[task]
-        return untrained.predictor(
-            *tiny(vocab_size=ROWS, family=family, **MODEL), task, **{"max_extra_length": 6, **options}
-        )
-
-    return build
+from tests.inference.untrained import CHARS
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,15 @@
 """Answers that are told while they grow are those of the whole search, and nothing that was told is taken back."""
 
-import functools
 import itertools
 import random
 
 import pytest
 
 from jformer.data.tokenizers import NUM_SYMBOLS, learn
+from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.answers import Request
-from jformer.inference.streaming import Streamer, stable_text
-from tests.inference import untrained
-from tests.inference.untrained import MODEL, ROWS
+from jformer.inference.streaming import Streaming, make_stream, refuse_streaming, stable_text
 from tests.slow import slow_but
 
 REQUESTS = [
@@ -21,20 +19,6 @@ REQUESTS = [
     Request("b", "ab", line=3),
     Request("cab", line=4),
 ]
-
-
-@pytest.fixture(scope="module")
-def predictor(tiny):
-    """Return a function: task, decode options → Predictor of an untrained model that does write something."""
-
-    @functools.cache
-    def build(task="translate", max_source_length=64, **options):
-        family = {"translate": "encdec", "lm": "decoder"}[task]
-        data = {"max_source_length": max_source_length, "max_target_length": max_source_length}
-        options = {"batch_size": 4, "max_extra_length": 9, **options}
-        return untrained.predictor(*tiny(vocab_size=ROWS, family=family, **MODEL), task, data=data, **options)
-
-    return build
 
 
 def told(streaming):
@@ -50,7 +34,7 @@ def told(streaming):
 
 
 def started(predictor, requests=REQUESTS):
-    return Streamer(predictor).start(predictor.inputs.pieces(requests))
+    return Streaming(predictor, make_stream(predictor.setup), predictor.inputs.pieces(requests))
 
 
 CASES = {
@@ -94,23 +78,16 @@ def test_nothing_is_computed_for_those_who_leave(predictor):
 
 def test_requests_share_programs_of_few_sizes(predictor):
     model, rows = predictor(beam_size=1), []
+    programs = lambda params, batch, room: rows.append(batch["source"].shape[0]), None
     for requests in (REQUESTS[:1], REQUESTS[:3], REQUESTS[:4]):
-        streamer = Streamer(model)
-        streamer.begin = lambda params, batch, room: rows.append(batch["source"].shape[0])
-        streamer.start(model.inputs.pieces(requests))
+        Streaming(model, programs, model.inputs.pieces(requests))
     assert rows == [2, 2, 4]  # an empty one takes none
 
 
-@pytest.mark.parametrize(
-    "options", [{"search": "mbr", "samples": 4}, {"task": "lm", "beam_size": 1, "answer": "label"}]
-)
-def test_answers_without_a_beginning_are_refused(predictor, options, monkeypatch):
-    answer = options.pop("answer", None)
-    model = predictor(**options)
-    if answer:
-        monkeypatch.setattr(model, "task", model.task._replace(answer=answer))
+@pytest.mark.parametrize(("answer", "options"), [("text", {"search": "mbr", "samples": 4}), ("label", {})])
+def test_answers_without_a_beginning_are_refused(answer, options):
     with pytest.raises(UserError, match="stream"):
-        Streamer(model)
+        refuse_streaming(answer, DecodeConfig(**options))
 
 
 LINES = ["Grüße, sagte er: „don't“ (5 €)", "naïve – 東京 😀 A. B! c's 'tis"] * 9

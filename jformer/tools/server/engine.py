@@ -19,7 +19,7 @@ from jformer.inference.batching import FEW, SMALL_BATCH
 from jformer.inference.formats import answer_record, scored_record
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
-from jformer.inference.streaming import Streamer, Streaming, refuse_streaming
+from jformer.inference.streaming import Programs, Streaming, make_stream, refuse_streaming
 from jformer.tasks.noise import mask_of
 from jformer.tasks.task import MASKS, SPAN, VECTOR
 from jformer.tools.server import schema
@@ -60,14 +60,15 @@ class Engine:
         self.route = ROUTES[predictor.task.answer]
         self.takes_lines = predictor.task.answer in ("continuation", VECTOR)
         self.scores = predictor.task.answer not in HEADS  # whether it can score given targets
-        self._streamer: Streamer | None = None
+        self._programs: Programs | None = None
         with contextlib.suppress(UserError):
-            self._streamer = Streamer(predictor)
+            refuse_streaming(predictor.task.answer, predictor.config.decode)
+            self._programs = make_stream(predictor.setup)
 
     @property
     def streams(self) -> bool:
         """Whether answers can be streamed."""
-        return self._streamer is not None
+        return self._programs is not None
 
     def facts(self) -> dict[str, object]:
         """Return facts about the model."""
@@ -132,8 +133,8 @@ class Engine:
 
     def grow(self, groups: Sequence[Sequence[Piece]]) -> Streaming:
         """Begin to answer requests, each of which is given as its pieces."""
-        assert self._streamer
-        return self._streamer.start(groups)
+        assert self._programs
+        return Streaming(self.predictor, self._programs, groups)
 
     def record(self, outputs: Sequence[Output]) -> dict[str, object]:
         """Return an answer as --mode=predict writes it with decode.outputs=jsonl and decode.scores."""

@@ -1,35 +1,25 @@
 """A server of a small model on the loopback, and how its tests ask it."""
 
 import contextlib
-import dataclasses
 import http.client
 import json
 
-from jformer.config import resolve
-from jformer.data.tokenizers import learn
-from jformer.decoding.decode_config import DecodeConfig
-from jformer.inference.predict import Predictor
-from jformer.inference.restore import Trained
-from jformer.tasks.build import build_task
 from jformer.tools.server.app import build_app, make_server
 from jformer.tools.server.guard import Access
 from jformer.tools.server.limits import Limits
 from jformer.tools.server.serve import opened, running
+from tests.inference import untrained
+from tests.inference.untrained import MODEL, ROWS
 from tests.watching import wait_until
 
-TOKENIZER = learn("char", ["abcdefgh "], 99, "identity", False)
-MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 48, "num_heads": 4, "tied_output": False}
 PATH = "/v1/translate"
 LIMITS = Limits(texts=20, characters=60, prefix=50, body=20_000, read_seconds=1.0, answer_seconds=30.0)
 
 
 def small_predictor(tiny, **options):
     """Return the Predictor of an untrained model, two beams if nothing else is said."""
-    model, params = tiny(vocab_size=TOKENIZER.vocab_size + 6, **MODEL)
-    decode = DecodeConfig(**{"batch_size": 8, "beam_size": 2, "n_best": 2, "max_extra_length": 6, **options})
-    config = dataclasses.replace(resolve({"data": {"max_source_length": 64}}), decode=decode)
-    run = Trained(config=config, task=build_task(config), tokenizers=(TOKENIZER, TOKENIZER), model=model, params=params)
-    return Predictor(run)
+    options = {"batch_size": 8, "beam_size": 2, "n_best": 2, "max_extra_length": 6, **options}
+    return untrained.predictor(*tiny(vocab_size=ROWS, **MODEL), data={"max_source_length": 64}, **options)
 
 
 @contextlib.contextmanager
