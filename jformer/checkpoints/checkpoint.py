@@ -103,7 +103,7 @@ class Checkpoints:
             if processes.is_main_process():
                 self.directory.mkdir(parents=True, exist_ok=True)
             self._orbax.save(self.directory / str(step), args=ocp.args.Composite(**items), force=True)
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # those of buckets are not all OSErrors
             raise self._clean_failure(step, error) from error
         self._saving = self._thread.submit(self._finish, step, manifest, on_host(state))
 

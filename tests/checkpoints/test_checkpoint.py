@@ -250,10 +250,24 @@ def test_what_threads_of_a_failed_save_write_later_is_removed_too(tmp_path, paus
     assert not half.parent.exists()
 
 
-def test_a_save_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
+class HttpError(Exception):
+    """An error of a bucket, as gcsfs raises it: no OSError."""
+
+
+def test_what_cannot_be_listed_does_not_hide_why_a_save_failed(tmp_path, monkeypatch):
+    def refuse(_):
+        raise HttpError("503 Service Unavailable")
+
+    monkeypatch.setattr(folders, "_paths", refuse)
+    monkeypatch.setattr(folders, "REMOVALS", 2)
+    remove_failed(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [OSError, HttpError])
+def test_a_save_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch, kind):
     def begin(path, **_):
         path.with_name(f"{path.name}.orbax-checkpoint-tmp").mkdir()
-        raise OSError("no space")
+        raise kind("no space")
 
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         monkeypatch.setattr(checkpoints._orbax, "save", begin)
