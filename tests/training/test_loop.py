@@ -32,7 +32,6 @@ from jformer.evaluation.evaluate import evaluate
 from jformer.inference import predict
 from jformer.integrity import seal
 from jformer.parallel import processes
-from jformer.parallel.devices import QuickerDtype
 from jformer.tasks.build import build_task
 from jformer.tasks.split_loss import split_sums
 from jformer.tools.sweep.experiment import reported
@@ -583,7 +582,7 @@ def test_packed_bfloat16_rows_train_in_microbatches_on_four_devices(cache, tmp_p
 @pytest.mark.slow
 def test_dtype_is_chosen_once_for_a_run_and_each_time_for_its_answers(cache, tmp_path, monkeypatch, capsys):
     def devices_prefer(dtype):
-        monkeypatch.setattr("jformer.tasks.build.quicker_dtype", lambda device: QuickerDtype(dtype, "of this test"))
+        monkeypatch.setattr("jformer.tasks.build.quicker_dtype", lambda device: (dtype, "of this test"))
 
     devices_prefer("bfloat16")
     config = small(cache, model__dtype="auto", decode__dtype="auto", train__num_steps=2, train__checkpoint_every=2)

@@ -81,11 +81,6 @@ def is_main_process() -> bool:
     return _service is None or _service.process == 0
 
 
-def process_index() -> int:
-    """Return the number of this process."""
-    return 0 if _service is None else _service.process
-
-
 def enter_phase(phase: str, kind: Hashable = None) -> None:
     """Record the start of a phase, for detecting slow, stuck and dead processes; never waits.
 
