@@ -459,7 +459,7 @@ def test_checkpoints_know_their_run_should_its_config_be_lost(unbroken, cache, t
 
 
 def test_changed_training_text_is_refused(unbroken, cache, tmp_path):
-    progress = open_run(unbroken).progress(40)
+    progress = open_run(unbroken).manifest(40).progress
     assert progress["data"]
     copy = tmp_path / "copy"
     shutil.copytree(unbroken, copy)
@@ -517,7 +517,7 @@ def test_patience_ends_a_run_that_no_longer_improves(cache, tmp_path, capfd, mon
     assert train(config, tmp_path)
     assert rows(tmp_path, "valid")[-1]["step"] == 6
     assert "stopping" in capfd.readouterr().err
-    assert open_run(tmp_path).progress(6)["best_step"] == 2
+    assert open_run(tmp_path).manifest(6).progress["best_step"] == 2
     assert train(config, tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "2")
     best = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, weights="best"))
