@@ -72,7 +72,7 @@ def build_model(config: ModelConfig) -> Model:
 
 
 def init_params(model: Model, key: "jaxtyping.Array") -> "jaxtyping.PyTree":
-    """Draw a model's parameters."""
+    """Draw a model's parameters; under `jax.eval_shape` only their shapes."""
     return _draw()(model, key)
 
 
