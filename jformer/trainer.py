@@ -118,7 +118,8 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         validation = make_validation(trained, data.valid, eval_step, mesh)
 
         # The log, and its first lines.
-        peak = find_peak(own_devices_first(mesh), model.config.dtype, config.train.peak_flops, model.config.precision)
+        own, dtype, precision = mesh.local_devices[0], model.config.dtype, model.config.precision
+        peak = find_peak(own, mesh.size, dtype, config.train.peak_flops, precision)
         parts = optimizer.frozen_parts
         cost = Cost(lambda work: config.optim.passes * update_flops(model.config, work, parts), peak.flops)
 
@@ -308,8 +309,3 @@ def refuse_other_text(data: Data, progress: Progress, workdir: Path) -> None:
                 f"{workdir}: its {what} text or tokenizer has changed since update {progress.step}: restore it"
             )
     progress.data, progress.valid = trained, valid or progress.valid
-
-
-def own_devices_first(mesh: Mesh) -> list[jax.Device]:
-    """Return the devices of a mesh, those of this process first."""
-    return sorted(mesh.devices.flat, key=lambda device: device.process_index != processes.process_index())

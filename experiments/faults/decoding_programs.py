@@ -22,7 +22,7 @@ from experiments.faults.programs import MODELS, SIDES, TOPOLOGIES, UPDATES, Upda
 from experiments.measure import smoke_sizes
 from jformer.data.plan import Shape
 from jformer.data.tokenizers import Symbols
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model, param_shapes
 from jformer.parallel.mesh import make_mesh
 from jformer.tools.forecast.compiled_ahead import Figures, compile_answer, figures
 from jformer.tools.forecast.cost_analysis import Kernel, largest_kernels
@@ -95,7 +95,7 @@ def plain_search(c: ModelConfig, rows: int, chips: Topology) -> Figures:
 
 def weights(model: ModelConfig) -> int:
     """Return the bytes of a step's weights in bfloat16: the layers, except those that read a source, and a table."""
-    shapes = jax.eval_shape(lambda key: init_params(build_model(model), key), jax.random.key(0))
+    shapes = param_shapes(build_model(model))
     sizes = {jax.tree_util.keystr(path): leaf.size for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
     once = ("['cross_attn']['k']", "['cross_attn']['v']")
     layers = sum(

@@ -21,7 +21,7 @@ import jformer
 from experiments.layerwise import make_norms
 from experiments.measure import mean_seconds, smoke_sizes
 from jformer.config import default_config, resolve
-from jformer.models import Attention, ExecutionConfig, FeedForward, ModelConfig, build_model, init_params
+from jformer.models import Attention, ExecutionConfig, FeedForward, ModelConfig, build_model, init_params, param_shapes
 from jformer.models.layers.dot_product import attend
 from jformer.models.layers.dropout import Site
 from jformer.models.layers.recurrent_cells import RecurrentLayer
@@ -225,7 +225,7 @@ def trap_feed_forward_parameters() -> Iterator[str]:
 def trap_gpt2_parameters() -> Iterator[str]:
     """GPT-2 small has 124 million parameters; its paper says 117."""
     model = build_model(dataclasses.replace(resolve(default_config("gpt2")).model, vocab_size=50_257))
-    yield f"{count_params(jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))):,}"
+    yield f"{count_params(param_shapes(model)):,}"
 
 
 def trap_mask_of_infinities() -> Iterator[str]:
@@ -268,7 +268,7 @@ def trap_no_output_projection() -> Iterator[str]:
 
 def trap_sublayers() -> Iterator[str]:
     """A layer of the encoder has two sublayers, one of the decoder three."""
-    shapes = jax.eval_shape(functools.partial(init_params, build_model(SIZES)), jax.random.key(0))
+    shapes = param_shapes(build_model(SIZES))
     for stack in ("encoder", "decoder"):
         yield f"{stack}: {', '.join(name for name in shapes[stack]['block'] if not name.endswith('norm'))}"
 

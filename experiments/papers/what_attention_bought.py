@@ -33,7 +33,7 @@ from jformer.config import default_config, resolve
 from jformer.config.presets import PRESETS
 from jformer.evaluation import records
 from jformer.evaluation.statistics import estimate
-from jformer.models import build_model, init_params
+from jformer.models import build_model, param_shapes
 from jformer.tasks.metrics import text_scores
 from jformer.tools.pages.plots import PlottedLine, lines
 
@@ -183,7 +183,7 @@ def _count(preset: str, changes: tuple[tuple[str, Any], ...], rows: int) -> int:
     config.model.update_from_flattened_dict(dict(changes))
     config.model.update(vocab_size=rows, target_vocab_size=rows)
     model = build_model(resolve(config).model)
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: init_params(model, jax.random.key(0)))))
+    return sum(leaf.size for leaf in jax.tree.leaves(param_shapes(model)))
 
 
 def parameters(preset: str, changes: dict[str, Any], rows: int) -> int:

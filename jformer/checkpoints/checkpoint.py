@@ -5,7 +5,6 @@ renamed broken-STEP when training resumes from an older step (in a bucket it is 
 """
 
 import contextlib
-import math
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,10 +74,6 @@ class Checkpoints:
         """Return the manifest of a step. All processes call it; if one fails, all raise its error, as in `restore`."""
         return read_together(lambda: self._own_manifest(step), self.directory / str(step))
 
-    def progress(self, step: int) -> dict[str, Any]:
-        """Return the progress that was passed to `save`."""
-        return self.manifest(step).progress
-
     def newest_manifest(self) -> Manifest:
         """Return the manifest of the newest step for which it is readable; raise UserError if there is none."""
         for step in reversed(self.steps()):
@@ -103,7 +98,7 @@ class Checkpoints:
             if processes.is_main_process():
                 self.directory.mkdir(parents=True, exist_ok=True)
             self._orbax.save(self.directory / str(step), args=ocp.args.Composite(**items), force=True)
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # those of buckets are not all OSErrors
             raise self._clean_failure(step, error) from error
         self._saving = self._thread.submit(self._finish, step, manifest, on_host(state))
 
@@ -153,14 +148,14 @@ class Checkpoints:
         skipped: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                restored = Restored(step, self.restore(step, abstract), self.progress(step), list(skipped.values()))
+                items, progress = self.restore(step, abstract), self.manifest(step).progress
             except DamagedError as error:
                 skipped[step] = f"skipped a damaged checkpoint: {error}"
                 continue
             if self._clean and processes.is_main_process():
                 for damaged in skipped:
                     quarantine(self.directory, damaged)
-            return restored
+            return Restored(step, items, progress, list(skipped.values()))
         raise UserError(f"{self.directory}: no checkpoint is intact; {'; '.join(skipped.values()) or 'there is none'}")
 
     def _own_steps(self) -> list[int]:
@@ -256,7 +251,7 @@ def kept_steps(costs: Mapping[int, float | None], every: int, count: int) -> set
     [10, 30, 33]
     """
     regular = [step for step in sorted(costs) if step % every == 0]
-    scored = [(cost, step) for step, cost in costs.items() if cost is not None and math.isfinite(cost)]
+    scored = [(cost, step) for step, cost in costs.items() if cost is not None]
     return {*sorted(costs)[-1:], *regular[-count:], *(step for _, step in sorted(scored)[:1])}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PyTree, UInt32
 
-from jformer.parallel.sharding import parameter_names
+from jformer.parallel.sharding import named_leaves
 
 LARGE = 2**18  # elements
 GOLDEN = 0x9E3779B1  # 2^32 over the golden ratio; neighbouring indices times it differ in many bits
@@ -27,7 +27,7 @@ def digests(tree: PyTree) -> dict[str, str]:
 
     Arrays on devices are summed one after the other: XLA on CPUs materializes the hashes of an array.
     """
-    named = zip(jax.tree.leaves(parameter_names(tree)), jax.tree.leaves(tree), strict=True)
+    named = named_leaves(tree).items()
     return {name: f"{int(_digest_on_host(x) if _is_summed_here(x) else _digest(x)):08x}" for name, x in named}
 
 

@@ -49,10 +49,10 @@ def remove_failed(directory: Path) -> None:
     """
     gone = 0
     for _ in range(REMOVALS):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # those of buckets are not all OSErrors
             remove_unfinished(directory)
         time.sleep(BETWEEN_REMOVALS)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             left = any(UNFINISHED in path.name for path in _paths(directory))
             gone = 0 if left or _is_writing() else gone + 1
         if gone == SETTLED:

@@ -8,13 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Self
 
-import jax
 from jaxtyping import PyTree
 
 from jformer.checkpoints.digests import digests
 from jformer.errors import UserError
 from jformer.integrity import DIGEST, digest_of, refuse_newer, with_digest
-from jformer.parallel.sharding import parameter_names
+from jformer.parallel.sharding import named_leaves
 
 SCHEMA = 1
 
@@ -84,9 +83,7 @@ class Manifest:
 
 def entries(tree: PyTree) -> dict[str, ArrayEntry]:
     """Return path → shape and dtype of every array, or abstract array, in a tree."""
-    paths = jax.tree.leaves(parameter_names(tree))
-    leaves = jax.tree.leaves(tree)
-    return {path: ArrayEntry(tuple(x.shape), str(x.dtype)) for path, x in zip(paths, leaves, strict=True)}
+    return {path: ArrayEntry(tuple(x.shape), str(x.dtype)) for path, x in named_leaves(tree).items()}
 
 
 def refuse_mismatch(saved: Mapping[str, ArrayEntry], wanted: Mapping[str, ArrayEntry], where: str) -> None:

@@ -1,7 +1,6 @@
 """Load the last, best or averaged parameters of a run, for inference or to start another run from; write a run."""
 
 import dataclasses
-import functools
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,20 +21,20 @@ from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.integrity import digest_of, seal
-from jformer.models import init_params
+from jformer.models import param_shapes
 from jformer.models.lora import merged
 from jformer.models.lora_config import LoraConfig, is_factor
 from jformer.models.model import Model
 from jformer.models.parts import overlaid
 from jformer.parallel import processes
 from jformer.parallel.mesh import FSDP
-from jformer.parallel.sharding import abstract_like, parameter_names, parameter_shardings
+from jformer.parallel.sharding import abstract_like, named_leaves, parameter_shardings
 from jformer.storage import run_path
 
 
 def abstract_params(model: Model, mesh: Mesh, whole: Sequence[str] = (FSDP,)) -> PyTree:
     """Return the shapes of a model's parameters with shardings for inference, not split over `whole` axes."""
-    shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
+    shapes = param_shapes(model)
     return abstract_like(shapes, parameter_shardings(mesh, shapes, whole))
 
 
@@ -130,23 +129,29 @@ def load_weights(
         base: the parameters that adapters modify, and their digest; None = those of train.init_from.
 
     Raises:
-        UserError: as `load_saved` does, and for adapters of other parameters than the base's.
+        UserError: as `load_saved` does, and for adapters whose base is gone or has other parameters.
     """
-    lora, whole = settings.model.lora, abstract_params(model, mesh) if model else None
+    lora, origin = settings.model.lora, settings.train.init_from
+    whole = abstract_params(model, mesh) if model else None
     own = load_saved(workdir, settings, mesh, None if lora.rank else whole)
     if not lora.rank:
         return own
     if base:
         refuse_other_base(workdir, own.base, base[1], "the run that they are to be added to")
     else:
-        parent = load_base(workdir, settings.train.init_from, mesh)
+        if not (run_path(origin) / "config.json").exists():
+            raise UserError(
+                f"{workdir}: holds adapters of the run in {origin!r}, which is not there: restore it, or name its new "
+                "location with --config.train.init_from"
+            )
+        parent = load_parent(origin, mesh)
         refuse_other_base(workdir, own.base, parent.digest)
         base = parent.params, parent.digest
     params = overlaid(base[0], own.params)
     if model is None or not model.config.lora.rank:
         params = merged(lora, params)
     if whole:
-        params, _ = adopt(params, whole, settings.train.init_from, new=False)
+        params, _ = adopt(params, whole, origin, new=False)
         params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, whole))
     return own._replace(params=params)
 
@@ -157,16 +162,6 @@ def load_parent(workdir: str, mesh: Mesh) -> Weights:
     weights = load_weights(path, load_config(path / "config.json"), None, mesh)
     refuse_other_tokens(path, weights, load_tokenizers(path / "tokenizer"))
     return weights
-
-
-def load_base(workdir: Path, parent: str, mesh: Mesh) -> Weights:
-    """Return the parameters that the adapters of a run modify. Raise UserError if they are gone."""
-    if not (run_path(parent) / "config.json").exists():
-        raise UserError(
-            f"{workdir}: holds adapters of the run in {parent!r}, which is not there: restore it, or name its new "
-            "location with --config.train.init_from"
-        )
-    return load_parent(parent, mesh)
 
 
 def refuse_other_base(
@@ -211,21 +206,20 @@ def adopt(
         UserError: naming the first other parameter that the parent lacks or has in another shape, and parameters that
             would keep their initial values, as they do not train.
     """
-    have = dict(zip(jax.tree.leaves(parameter_names(parent)), jax.tree.leaves(parent), strict=True))
-    leaves, tree = jax.tree.flatten(fresh)
-    names = jax.tree.leaves(parameter_names(fresh))
+    have, wanted = named_leaves(parent), named_leaves(fresh)
     of_patches = ("input/positions/embedding", "source_input/positions/embedding") if "patches" in fresh else ()
     rows = TEXTS if new else re.compile("embedding$")
-    tables = [name for name in names if name in TABLES or (rows.search(name) and not (new and name in of_patches))]
-    taken = [_taken(name, have.get(name), new, origin, name in tables) for name, new in zip(names, leaves, strict=True)]
-    untrained = [name for name, (_, whole, _) in zip(names, taken, strict=True) if not whole]
+    tables = [name for name in wanted if name in TABLES or (rows.search(name) and not (new and name in of_patches))]
+    taken = [_taken(name, have.get(name), leaf, origin, name in tables) for name, leaf in wanted.items()]
+    untrained = [name for name, (_, whole, _) in zip(wanted, taken, strict=True) if not whole]
     _refuse_untrained(untrained, origin, lora, freeze if new else ())
     notes = [note for *_, note in taken if note]
-    unused = [f"{name} is not used here" for name in have if name not in names]
-    factors = sum(map(is_factor, names))
+    unused = [f"{name} is not used here" for name in have if name not in wanted]
+    factors = sum(map(is_factor, wanted))
     adapted = [f"{counted(factors // 2, 'kernels')} with adapters"] * bool(factors)
-    notes = [f"{counted(len(leaves) - len(notes) - factors, 'parameters')} copied", *adapted, *notes, *unused]
-    return jax.tree.unflatten(tree, [leaf for leaf, *_ in taken]), [f"init_from {origin}: {note}" for note in notes]
+    notes = [f"{counted(len(wanted) - len(notes) - factors, 'parameters')} copied", *adapted, *notes, *unused]
+    adopted = jax.tree.unflatten(jax.tree.structure(fresh), [leaf for leaf, *_ in taken])
+    return adopted, [f"init_from {origin}: {note}" for note in notes]
 
 
 def _taken(

@@ -6,6 +6,7 @@ length)` → cache and `extend(cache, tokens, valid)` → (hidden, cache). The m
 reading a config needs no jax.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ MODULES = {
 FAMILIES = {"encdec": "EncoderDecoder", "encoder": "Encoder", "decoder": "Decoder", "vit": "VisionTransformer"}
 RECURRENT = {"encdec": "RecurrentEncoderDecoder", "encoder": "RecurrentEncoder", "decoder": "RecurrentLanguageModel"}
 
-__all__ = ["FAMILIES", "MODULES", "ExecutionConfig", "ModelConfig", "build_model", "init_params"]
+__all__ = ["FAMILIES", "MODULES", "ExecutionConfig", "ModelConfig", "build_model", "init_params", "param_shapes"]
 
 
 def __getattr__(name: str) -> Any:
@@ -73,6 +74,13 @@ def build_model(config: ModelConfig) -> Model:
 def init_params(model: Model, key: "jaxtyping.Array") -> "jaxtyping.PyTree":
     """Draw a model's parameters; under `jax.eval_shape` only their shapes."""
     return _draw()(model, key)
+
+
+def param_shapes(model: Model) -> "jaxtyping.PyTree":
+    """Return the shapes and dtypes of a model's parameters, without drawing any."""
+    import jax
+
+    return jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
 
 
 @plugins.cached(1)

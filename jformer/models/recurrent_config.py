@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jformer.errors import UserError, check_choices, refuse_unknown
+from jformer.errors import UserError, check_choices, check_least, refuse_unknown
 
 CHOICES = {
     "cell": ("", "rnn", "lstm", "gru"),
@@ -34,9 +34,7 @@ class RecurrentConfig:
     def check(self, model: Any) -> None:
         """Raise UserError for the first option that no recurrent model can be built from, or that none would read."""
         check_choices("model.recurrent", self, CHOICES)
-        for key in ("embedding_size", "readout_size"):
-            if getattr(self, key) < 0:
-                raise UserError(f"model.recurrent.{key}={getattr(self, key)} must be 0 (d_model) or more")
+        check_least("model.recurrent", self, ("embedding_size", "readout_size"), 0)
         if not self.cell:
             refuse_unknown("model.recurrent", self, (), "a Transformer (model.recurrent.cell='')")
             return

@@ -1,34 +1,10 @@
-"""Apply a function to a few positions at a time, to keep its intermediate arrays small.
+"""Cut arrays into chunks of a few positions and join the results of each, to keep intermediate arrays small.
 
 Letters in shapes: n chunks, b rows, t positions, c positions of a chunk, ... any further axes.
 """
 
-from collections.abc import Callable, Mapping
-
-import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
-
-
-def map_chunks(
-    function: Callable[[dict[str, Array], Int[Array, ""]], Float[Array, "b c ..."]],
-    arrays: Mapping[str, tuple[Array, int]],
-    size: int,
-) -> Float[Array, "b t ..."]:
-    """Apply a function to chunks of arrays, one after the other, and join its results along the second axis.
-
-    A chunk is recomputed in the backward pass, which therefore holds the intermediate arrays of one chunk only.
-
-    Args:
-        function: (the chunk of every array, the index of its first position) → its result.
-        arrays: name → the array and its axis of t positions. The last chunk is padded with zeros.
-        size: positions of a chunk.
-    """
-    first, axis = next(iter(arrays.values()))
-    chunks = {name: cut(x, axis, size) for name, (x, axis) in arrays.items()}
-    starts = jnp.arange(0, first.shape[axis], size)
-    return join(lax.map(lambda part: jax.checkpoint(function)(*part), (chunks, starts)), first.shape[axis])
+from jaxtyping import Array, Shaped
 
 
 def cut(x: Array, axis: int, size: int) -> Array:

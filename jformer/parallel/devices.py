@@ -4,7 +4,6 @@ import contextlib
 import functools
 import statistics
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -55,13 +54,6 @@ class Peak(NamedTuple):
     origin: str  # the source of the figure
 
 
-class QuickerDtype(NamedTuple):
-    """The dtype that devices should compute in, and why."""
-
-    dtype: str
-    reason: str
-
-
 def arithmetic(dtype: str, target: Target, precision: str = "default") -> str:
     """Return the arithmetic of products of arrays of a dtype: float32, tf32, bfloat16 x 3 or the dtype itself.
 
@@ -93,31 +85,40 @@ def known_peak(kind: str, dtype: str) -> float | None:
     return PEAKS[max(names, key=len)] * 1e12 if names and dtype == "bfloat16" else None
 
 
-def find_peak(devices: Sequence[jax.Device], dtype: str, given: float = 0.0, precision: str = "default") -> Peak:
-    """Return the peak of devices of one kind: `given` for each, else by data sheet, else measured at a precision."""
-    count, kind = len(devices), devices[0].device_kind
+def find_peak(device: jax.Device, count: int, dtype: str, given: float = 0.0, precision: str = "default") -> Peak:
+    """Return the peak of `count` devices like this one: `given` for each, else by data sheet, else measured here.
+
+    Args:
+        device: of this process.
+        count: devices of the run.
+        dtype: of activations.
+        given: FLOPs a second of each; 0 = not known.
+        precision: of the products that are measured, model.precision.
+    """
     if given:
         return Peak(given * count, "train.peak_flops")
-    sold = known_peak(kind, dtype)
+    sold = known_peak(device.device_kind, dtype)
     if sold:
-        return Peak(sold * count, f"data sheet of {kind}, {dtype}")
-    if devices[0].platform == "cpu":
+        return Peak(sold * count, f"data sheet of {device.device_kind}, {dtype}")
+    if device.platform == "cpu":
         count = 1  # CPU devices share the cores of the machine, and a product uses all of them
-    used = arithmetic(dtype, target_of(devices[0]), precision)
-    return Peak(measured_peak(devices[0], dtype, precision) * count, f"measured by matrix products in {used}")
+    used = arithmetic(dtype, target_of(device), precision)
+    return Peak(measured_peak(device, dtype, precision) * count, f"measured by matrix products in {used}")
 
 
 @functools.cache
-def quicker_dtype(device: jax.Device) -> QuickerDtype:
-    """Return bfloat16 if the device multiplies much faster in it than in float32, by data sheet or measured here.
+def quicker_dtype(device: jax.Device) -> tuple[str, str]:
+    """Return the dtype that a device should compute in, and why.
+
+    It is bfloat16 if the device multiplies much faster in it than in float32, by data sheet or measured here.
 
     A CPU does with instructions for it (AMX, AVX-512 BF16) and a JAX that uses them.
     """
     if known_peak(device.device_kind, "bfloat16"):
-        return QuickerDtype("bfloat16", f"data sheet of {device.device_kind}")
+        return "bfloat16", f"data sheet of {device.device_kind}"
     share = measured_peak(device, "float32") / measured_peak(device, "bfloat16")
     dtype = "bfloat16" if share * WORTH_ROUNDING <= 1 else "float32"
-    return QuickerDtype(dtype, f"measured here: products in bfloat16 take {share:.2f} times those in float32")
+    return dtype, f"measured here: products in bfloat16 take {share:.2f} times those in float32"
 
 
 def measured_peak(device: jax.Device, dtype: str, precision: str = "default") -> float:

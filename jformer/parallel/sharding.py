@@ -61,6 +61,11 @@ def parameter_names(params: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), params)
 
 
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Return the path of every leaf of a tree → the leaf, in the order of `jax.tree.leaves`."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def parameter_specs(params: PyTree) -> PyTree:
     """Return the PartitionSpec of each parameter (or its shape), which its gradient and moments share.
 
@@ -69,17 +74,14 @@ def parameter_specs(params: PyTree) -> PyTree:
     """
 
     def spec(path: Any, leaf: Any) -> PartitionSpec:
-        axes = _axes_of(_name(path))
+        name = _name(path)
+        axes = next((axes for pattern, axes in PARAMETER_AXES if re.search(pattern, name)), ())
         in_front = len(leaf.shape) - len(axes)
         if in_front < 0:
-            raise ValueError(f"parameter {_name(path)} {leaf.shape} has fewer axes than PARAMETER_AXES splits: {axes}")
+            raise ValueError(f"parameter {name} {leaf.shape} has fewer axes than PARAMETER_AXES splits: {axes}")
         return PartitionSpec(*(None,) * in_front, *axes) if axes else PartitionSpec()
 
     return jax.tree_util.tree_map_with_path(spec, params)
-
-
-def _axes_of(name: str) -> tuple[str, ...]:
-    return next((axes for pattern, axes in PARAMETER_AXES if re.search(pattern, name)), ())
 
 
 def parameter_shardings(mesh: Mesh, params: PyTree, whole: Sequence[str] = ()) -> PyTree:
@@ -112,9 +114,9 @@ def state_shardings(mesh: Mesh, state: PyTree) -> PyTree:
     before the names of a state of its own (`training.optim.per_layer`). The rest is replicated: counters, and
     Adafactor's statistics of rows and columns, which have a parameter's path, not its shape.
     """
-    shapes = jax.tree_util.tree_leaves_with_path(state.params)
+    shapes = named_leaves(state.params).items()
     shardings = jax.tree.leaves(parameter_shardings(mesh, state.params))
-    known = {(_name(path), leaf.shape): sharding for (path, leaf), sharding in zip(shapes, shardings, strict=True)}
+    known = {(name, leaf.shape): sharding for (name, leaf), sharding in zip(shapes, shardings, strict=True)}
 
     def like_its_parameter(path: Any, leaf: Any) -> NamedSharding:
         parts = _name(path).split("/")

@@ -17,7 +17,7 @@ from jformer.models.layers.linear import rounded_logits
 from jformer.models.layers.matmul import apart, gradient_by_hand
 from jformer.parallel.activations import parts
 from jformer.parallel.backend import target
-from jformer.parallel.chunks import cut, even_size, join, map_chunks
+from jformer.parallel.chunks import cut, even_size, join
 from jformer.parallel.mesh import FSDP, TENSOR
 from jformer.parallel.sharding import data_part, gather_over_data
 from jformer.tasks.sums import Scalar, Sum, Sums
@@ -210,12 +210,13 @@ def divergence(
     b, t, _ = first.shape
     vocabulary = jax.eval_shape(project, first[:, :1]).shape[-1]
 
-    def of_chunk(part: dict[str, Array], _: Array) -> Array:
-        p, q = (jax.nn.log_softmax(project(part[name]).astype(jnp.float32)) for name in ("first", "second"))
+    def of_chunk(both: tuple[Array, Array]) -> Array:
+        p, q = (jax.nn.log_softmax(project(hidden).astype(jnp.float32)) for hidden in both)
         return ((jnp.exp(p) - jnp.exp(q)) * (p - q)).sum(axis=-1)
 
-    arrays = {"first": (first, 1), "second": (second, 1)}
-    return jnp.sum(map_chunks(of_chunk, arrays, _positions_at_once(b, t, vocabulary)) * weights)
+    length = _positions_at_once(b, t, vocabulary)
+    chunks = cut(first, 1, length), cut(second, 1, length)
+    return jnp.sum(join(lax.map(jax.checkpoint(of_chunk), chunks), t) * weights)
 
 
 def _positions_at_once(rows: int, positions: int, vocabulary: int) -> int:

@@ -6,7 +6,7 @@ Letters in shapes: a microbatches, l layers of a stack, · any further axes.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
@@ -182,8 +182,12 @@ class Examination:
         return [name for _, name in sorted(found)]
 
     def _place(self, module: Module, layer: int) -> tuple[int, int, int]:
-        """Return a sort key: when a module's stack first finishes, the layer, when the module itself finishes."""
-        own = _first_of(self._calls, [module[:end] for end in range(len(module), 0, -1)])
+        """Return a sort key: when a module's stack first finishes, the layer, when the module itself finishes.
+
+        Of a module that was never called, the innermost one around it counts; if there is none, it comes last.
+        """
+        around = (module[:end] for end in range(len(module), 0, -1))
+        own = next((self._calls.index(each) for each in around if each in self._calls), len(self._calls))
         if STACKED not in module:
             return own, layer, own
         stack = module[: module.index(STACKED) + 1]
@@ -197,9 +201,3 @@ def by_layer(tree: PyTree) -> PyTree:
         return ~jnp.isfinite(leaf).all(axis=tuple(range(1 if in_stack(path) else 0, leaf.ndim)))
 
     return jax.tree_util.tree_map_with_path(broken, tree)
-
-
-def _first_of(calls: Sequence[Module], modules: Sequence[Module]) -> int:
-    """Return the index of the first call of the first of these modules that was called; past the end if none was."""
-    numbers: Iterator[int] = (calls.index(module) for module in modules if module in calls)
-    return next(numbers, len(calls))

@@ -88,7 +88,7 @@ def forecast(update: UpdateMemory, evaluation: int, there: Available, mesh: Mesh
 
 def compiled_layers(model: ModelConfig) -> int:
     """Return how many layers a program for a CPU has: stacks are unrolled fully unless execution.unroll is set."""
-    stacks = [model.num_layers, *([model.decoder_layers] if model.family == "encdec" else [])]
+    stacks = [model.num_layers, *([model.decoder_layers] if model.family == "encdec" and model.decodes else [])]
     return sum(min(layers, model.execution.unroll or layers) for layers in stacks)
 
 

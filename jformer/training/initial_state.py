@@ -26,7 +26,7 @@ from jformer.models import ModelConfig, init_params
 from jformer.models.lora import rounded
 from jformer.models.lora_config import LoraConfig
 from jformer.models.model import Model
-from jformer.parallel.sharding import abstract_like, device_bytes, parameter_names, state_shardings
+from jformer.parallel.sharding import abstract_like, device_bytes, named_leaves, state_shardings
 from jformer.storage import run_path
 from jformer.training.finiteness import by_layer
 from jformer.training.machine import refuse_state
@@ -101,7 +101,8 @@ def inherit(
     """
     notes, digest = list[str](), ""
     if origin := config.train.init_from:
-        parent, before, lora = load_parent(origin, mesh), target_of(origin), config.model.lora
+        parent, lora = load_parent(origin, mesh), config.model.lora
+        before = load_tokenizers(run_path(origin) / "tokenizer")[1]
         other = other_answers(origin, before, tokenizers[1], new)
         kept = {name: part for name, part in parent.params.items() if not other or name not in HEADS_OF_LABELS}
         if new:
@@ -115,11 +116,6 @@ def inherit(
     if notes or coverage:
         _refuse_not_finite(params, config.train)
     return params, notes + coverage, digest
-
-
-def target_of(run: str) -> Tokenizer:
-    """Return the tokenizer of a run's targets."""
-    return load_tokenizers(run_path(run) / "tokenizer")[1]
 
 
 def in_unit(params: PyTree, before: Tokenizer, now: Tokenizer, origin: str, lora: LoraConfig) -> PyTree:
@@ -176,8 +172,7 @@ def other_options(origin: str, model: ModelConfig) -> list[str]:
 
 def _refuse_not_finite(params: PyTree, train: TrainConfig) -> None:
     """Raise UserError for NaN or infinity; updates do not notice those that no gradient reaches."""
-    broken, names = jax.device_get(jax.jit(by_layer)(params)), parameter_names(params)
-    for name, flags in zip(jax.tree.leaves(names), jax.tree.leaves(broken), strict=True):
+    for name, flags in named_leaves(jax.device_get(jax.jit(by_layer)(params))).items():
         if flags.any():
             keys = [key for key in ("init_from", "source_vectors", "target_vectors") if getattr(train, key)]
             given = ", ".join(f"train.{key}={getattr(train, key)!r}" for key in keys)

@@ -221,8 +221,7 @@ class TrainingLog:
 
     def _speed(self, seconds: float) -> dict[str, float]:
         """Return the throughput of all processes in tokens and FLOPs, and the share that was not padding."""
-        own = [total(works) for works in zip(*self._work, strict=True)]
-        texts, rows = (Work(*sums) for sums in processes.agree(own, _add_up))
+        texts, rows = (Work(*sums) for sums in processes.agree(_add_up(self._work), _add_up))
         flops, peak = self._cost.flops(texts), self._cost.peak
         return {
             "tokens_per_second": texts.tokens / seconds,
@@ -307,8 +306,8 @@ class TrainingLog:
             self.show(f"    {source}\n      → {answer}" + (f"   ({mark})" if sample.reference else ""))
 
 
-def _add_up(processes: Sequence[Sequence[Work]]) -> list[Work]:
-    return [total(works) for works in zip(*processes, strict=True)]
+def _add_up(parts: Sequence[Sequence[Work]]) -> list[Work]:
+    return [total(works) for works in zip(*parts, strict=True)]
 
 
 def _clock(seconds: float) -> str:

@@ -13,11 +13,11 @@ from jaxtyping import Array, PyTree
 from jformer import plugins
 from jformer.config.options import OPEN_SCHEDULES, OptimConfig
 from jformer.errors import UserError
-from jformer.models import init_params
+from jformer.models import param_shapes
 from jformer.models.flops import Frozen, frozen_parts
 from jformer.models.model import Model
 from jformer.models.parts import in_stacks
-from jformer.parallel.sharding import parameter_names
+from jformer.parallel.sharding import named_leaves, parameter_names
 from jformer.tasks.sums import Scalar
 
 Count = int | Array  # of the updates applied so far
@@ -145,13 +145,12 @@ def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: 
 @plugins.cached(KEPT)
 def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams, freeze: Sequence[str]) -> Optimizer:
     schedule = make_schedule(options.schedule, options.learning_rate, params)
-    shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
-    names = jax.tree.leaves(parameter_names(shapes))
-    _refuse_unmatched("model.lora.also", model.config.lora.also, names)
-    base = tuple(name for name in names if not model.config.lora.trains(name))
+    shapes = param_shapes(model)
+    sizes = {name: leaf.size for name, leaf in named_leaves(shapes).items()}
+    _refuse_unmatched("model.lora.also", model.config.lora.also, [*sizes])
+    base = tuple(name for name in sizes if not model.config.lora.trains(name))
     frozen = frozen_parameters(shapes, freeze, base)
-    sizes = {name: leaf.size for name, leaf in zip(names, jax.tree.leaves(shapes), strict=True)}
-    marked = {name for name, mark in zip(names, jax.tree.leaves(frozen), strict=False) if mark}  # none without marks
+    marked = {name for name, mark in named_leaves(frozen).items() if mark}
     transform = make_optimizer(options, schedule, frozen, model.config.mup_width_ratio)
     parts = frozen_parts(model.config, sizes, marked)
     return Optimizer(
@@ -290,11 +289,9 @@ def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
         return jax.tree.map(lambda stacked, p: apply(tx.init, stacked, p), in_stacks(params), params)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        marks = in_stacks(updates)
-        treedef: Any = jax.tree.structure(marks)
-        trees = (marks, updates, state) if params is None else (marks, updates, state, params)
-        columns = [treedef.flatten_up_to(tree) for tree in trees]
-        results = [apply(tx.update, *leaves) for leaves in zip(*columns, strict=True)]
-        return treedef.unflatten([u for u, _ in results]), treedef.unflatten([s for _, s in results])
+        marks, trees = in_stacks(updates), (updates, state) if params is None else (updates, state, params)
+        results = jax.tree.map(functools.partial(apply, tx.update), marks, *trees)
+        first, second = (jax.tree.map(lambda _, both, i=i: both[i], marks, results) for i in (0, 1))
+        return first, second
 
     return optax.GradientTransformation(init, update)

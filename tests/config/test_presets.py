@@ -9,7 +9,7 @@ import pytest
 from jformer.config import default_config, resolve
 from jformer.config.options import Config, flatten
 from jformer.config.presets import PRESETS, RECIPES
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model, param_shapes
 from jformer.training.optim import build_schedule
 
 
@@ -140,7 +140,7 @@ def sized(name: str, size: int) -> ModelConfig:
 
 @functools.cache
 def count(config: ModelConfig) -> int:
-    shapes = jax.eval_shape(functools.partial(init_params, build_model(config)), jax.random.key(0))
+    shapes = param_shapes(build_model(config))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 

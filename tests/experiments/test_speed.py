@@ -11,7 +11,7 @@ import pytest
 from experiments.speed.steps_floor import quickest_form
 from experiments.speed.steps_shapes import Product, make_batch, model_config, step_products
 from experiments.speed.steps_worker import serve
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model, param_shapes
 from jformer.models.flops import batch_work, update_flops
 
 
@@ -49,7 +49,7 @@ def test_worker_takes_steps_when_asked(tmp_path, side, more):
     out = io.StringIO()
     serve(side, [json.dumps(told), "{}", "{}", "{}"], out)
     facts, *steps = map(json.loads, out.getvalue().splitlines())
-    shapes = jax.eval_shape(lambda key: init_params(build_model(config), key), jax.random.key(0))
+    shapes = param_shapes(build_model(config))
     assert facts["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(shapes)) + more
     assert facts["temp_bytes"] > 0
     assert all(step["seconds"] > 0 for step in steps)

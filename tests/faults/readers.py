@@ -103,7 +103,7 @@ def of_runs(folder: Path) -> Iterator[tuple[str, Reader]]:
 def progress(run: epath.Path) -> dict[str, Any]:
     """Read a checkpoint's manifest anew."""
     with Checkpoints(run / "checkpoints", clean=False) as checkpoints:
-        return checkpoints.progress(7)
+        return checkpoints.manifest(7).progress
 
 
 def of_texts(folder: Path) -> Iterator[tuple[str, Reader]]:

@@ -5,13 +5,12 @@ the parameters `p` that they need; arrays are [t d], without batch, padding, cac
 """
 
 import dataclasses
-import functools
 import math
 
 import jax
 import numpy as np
 
-from jformer.models import init_params
+from jformer.models import param_shapes
 
 erf = np.vectorize(math.erf)
 PLAIN = {
@@ -38,7 +37,7 @@ def random_params(model):
         deviation = leaf.shape[-2] ** -0.5 if kind == "kernel" else 0.3
         return np.float32((kind == "scale") + deviation * rng.standard_normal(leaf.shape))
 
-    shapes = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
+    shapes = param_shapes(model)
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax.interpreters import partial_eval
 
 from jformer.config.options import OptimConfig
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model, param_shapes
 from jformer.models.flops import Work, batch_work, forward_flops, text_work, total, update_flops, work_of
 from jformer.models.head_config import HeadConfig
 from jformer.models.lora_config import LoraConfig
@@ -77,7 +77,7 @@ MODELS = {
 
 @functools.cache
 def shapes(model):
-    return jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    return param_shapes(build_model(model))
 
 
 def matmul_flops(jaxpr):

@@ -46,6 +46,10 @@ def test_layers_of_a_loop_are_compiled_once(unroll, layers):
     assert compiled_layers(ModelConfig(num_layers=3, num_decoder_layers=2, execution=execution)) == layers
 
 
+def test_vectors_of_an_encoder_decoder_take_no_decoder():
+    assert compiled_layers(ModelConfig(num_layers=3, num_decoder_layers=2).with_vectors()) == 3
+
+
 FOUND = Forecast(1_000 * MIB, 1_500 * MIB, 1_000 * MIB)
 
 

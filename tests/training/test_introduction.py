@@ -77,6 +77,13 @@ def test_the_kernel_that_attends_is_named_with_the_reason():
     assert kernel_line(plugin, H100, short) == "attention: package.module:Class"
 
 
+def test_vectors_of_an_encoder_decoder_are_those_of_its_encoder_alone():
+    texts = ModelConfig(**SMALL).with_vectors("mean")
+    own = "attention kernel: own (100 queries and 100 keys: few enough to store their scores)"
+    assert kernel_line(texts, TPU, [Shape(8, 100, 0)]) == own
+    assert kernel_line(dataclasses.replace(texts, family="decoder"), TPU, [Shape(8, 0, 100)]) == own
+
+
 def test_images_attend_by_their_patches_and_the_class_token():
     size = {"vision": VisionConfig(image_size=80, patch_size=2), "num_heads": 4, "d_model": 32}
     vit, mean = (ModelConfig("vit", **size, head=HeadConfig(pooling=pooling)) for pooling in ("first", "mean"))

@@ -32,7 +32,6 @@ from jformer.evaluation.evaluate import evaluate
 from jformer.inference import predict
 from jformer.integrity import seal
 from jformer.parallel import processes
-from jformer.parallel.devices import QuickerDtype
 from jformer.tasks.build import build_task
 from jformer.tasks.split_loss import split_sums
 from jformer.tools.sweep.experiment import reported
@@ -460,7 +459,7 @@ def test_checkpoints_know_their_run_should_its_config_be_lost(unbroken, cache, t
 
 
 def test_changed_training_text_is_refused(unbroken, cache, tmp_path):
-    progress = open_run(unbroken).progress(40)
+    progress = open_run(unbroken).manifest(40).progress
     assert progress["data"]
     copy = tmp_path / "copy"
     shutil.copytree(unbroken, copy)
@@ -518,7 +517,7 @@ def test_patience_ends_a_run_that_no_longer_improves(cache, tmp_path, capfd, mon
     assert train(config, tmp_path)
     assert rows(tmp_path, "valid")[-1]["step"] == 6
     assert "stopping" in capfd.readouterr().err
-    assert open_run(tmp_path).progress(6)["best_step"] == 2
+    assert open_run(tmp_path).manifest(6).progress["best_step"] == 2
     assert train(config, tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "2")
     best = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, weights="best"))
@@ -583,7 +582,7 @@ def test_packed_bfloat16_rows_train_in_microbatches_on_four_devices(cache, tmp_p
 @pytest.mark.slow
 def test_dtype_is_chosen_once_for_a_run_and_each_time_for_its_answers(cache, tmp_path, monkeypatch, capsys):
     def devices_prefer(dtype):
-        monkeypatch.setattr("jformer.tasks.build.quicker_dtype", lambda device: QuickerDtype(dtype, "of this test"))
+        monkeypatch.setattr("jformer.tasks.build.quicker_dtype", lambda device: (dtype, "of this test"))
 
     devices_prefer("bfloat16")
     config = small(cache, model__dtype="auto", decode__dtype="auto", train__num_steps=2, train__checkpoint_every=2)

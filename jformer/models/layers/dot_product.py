@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jformer.models.cache import KeyValue
 from jformer.models.layers.matmul import apart, gradient_by_hand, query_key_scores, weighted_values
-from jformer.models.layers.visibility import Visibility
+from jformer.models.layers.visibility import TokenPlaces, Visibility
 from jformer.parallel.backend import target
-from jformer.parallel.chunks import map_chunks
+from jformer.parallel.chunks import cut, join
 
 # Up to this many queries, sums of products are 2 to 4 times as fast on CPU as a matrix product: docs/decisions/0018.
 MAX_QUERIES_FOR_SUMS = 16
@@ -223,16 +223,17 @@ def attend_in_chunks(
         visible: which keys each query may attend to; a mask is made for one chunk at a time.
         chunk: queries of a chunk; need not divide t.
     """
-    tokens, structure = jax.tree.flatten(visible.query)
 
-    def values(part: dict[str, Array], first: Int[Array, ""]) -> Array:
-        query = jax.tree.unflatten(structure, [part[f"tokens {i}"] for i in range(len(tokens))])
+    def values(part: tuple[Array, TokenPlaces, Array | None, Int[Array, ""]]) -> Array:
+        q, query, bias, first = part
         mask = dataclasses.replace(visible, query=query).mask()
-        return attend(part["q"], kv, mask, part.get("bias"), scale, drop_weights, first)[0]
+        return attend(q, kv, mask, bias, scale, drop_weights, first)[0]
 
-    arrays = {"q": (q, 1)} | {f"tokens {i}": (x, 1) for i, x in enumerate(tokens)}
-    arrays |= {} if bias is None else {"bias": (bias, 2)}
-    return map_chunks(values, arrays, chunk)
+    t = q.shape[1]
+    query = jax.tree.map(lambda x: cut(x, 1, chunk), visible.query)
+    bias = None if bias is None else cut(bias, 2, chunk)
+    chunks = cut(q, 1, chunk), query, bias, jnp.arange(0, t, chunk)
+    return join(lax.map(jax.checkpoint(values), chunks), t)
 
 
 def attend_in_slices(

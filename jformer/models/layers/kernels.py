@@ -140,7 +140,8 @@ def calls_of(config: ModelConfig, source: int, target: int, prefix: bool = False
 
     Args:
         config: of a Transformer.
-        source, target: positions of a row on either side; of images their pixels, which do not matter.
+        source, target: positions of a row on either side; of images their pixels, which do not matter. Vectors of an
+            encoder-decoder are read after its encoder.
         prefix: whether the source precedes the target in the same row.
     """
     positions = config.num_patches + (config.family == "vit" and config.head.pooling == "first")
@@ -150,10 +151,10 @@ def calls_of(config: ModelConfig, source: int, target: int, prefix: bool = False
     found = []
     if config.family != "decoder":
         found.append(call(source, source, rule=self_attention_rule(config, False), biased=biased))
-    if config.family in ("encdec", "decoder"):
+    if config.family == "decoder" or config.decodes:
         rule = dataclasses.replace(self_attention_rule(config, True), prefix=prefix)
         found.append(call(target, target, rule=rule, biased=biased))
-    if config.family == "encdec":
+    if config.family == "encdec" and config.decodes:
         found.append(call(target, source))
     yield from sorted(found, key=lambda each: -each.queries * each.keys)
 

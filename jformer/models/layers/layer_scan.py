@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import flax.linen as nn
 import jax
@@ -50,7 +50,7 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
 
 
 def recomputed(function: F) -> F:
-    """Return a function of arrays, or a norm, that keeps only its arguments for the backward pass, except on CPUs.
+    """Return a function of arrays that keeps only its arguments for the backward pass, except on CPUs.
 
     Accelerators would write and read the residuals of each step, but recompute them for free inside the kernel that
     needs them. Where layers are unrolled, as on GPUs, XLA must be kept from merging the two computations.
@@ -58,8 +58,7 @@ def recomputed(function: F) -> F:
     platform = target().platform
     if platform == "cpu":
         return function
-    lifted: Any = nn.remat if isinstance(function, type) else jax.checkpoint
-    return lifted(function, prevent_cse=platform == "gpu")
+    return cast(F, jax.checkpoint(function, prevent_cse=platform == "gpu"))
 
 
 def _written_out(config: ModelConfig, layers: int) -> int:

@@ -5,7 +5,7 @@
     relative    a learned bias for each head and bucket of distances, shared by all layers (Raffel et al. 2020)
     rotary      queries and keys rotated by their position (Su et al. 2021)
     alibi       a fixed bias that falls with the distance (Press et al. 2022)
-    transformer_xl  sinusoids of the distance as further keys, in each layer (Dai et al. 2019): see distances
+    transformer_xl  sinusoids of the distance as further keys, in each layer (Dai et al. 2019): see that module
     none        no position at all; a causal stack still knows order through its mask (Haviv et al. 2022)
 
 Only self-attention knows positions; between decoder and encoder there is no distance.

@@ -17,9 +17,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jformer.models.layers.alignment import RecurrentAttention
 from jformer.models.layers.dropout import DropoutKey, Site, dropout
 from jformer.models.layers.linear import Dense, Embedding
-from jformer.models.layers.recurrent_cells import GATES, STATES, RecurrentLayer, in_turn
+from jformer.models.layers.recurrent_cells import GATES, STATES, RecurrentLayer, positions_in_turn
 from jformer.models.model_config import ModelConfig
-from jformer.parallel.backend import target
 
 States = dict[str, Array]
 Source = dict[str, Array]
@@ -35,19 +34,9 @@ class Token(NamedTuple):
     kept: tuple[Array, ...]  # dropout factors of the inputs of all layers but the first
 
 
-def positions_in_turn(features: int) -> int:
-    """Return the unroll factor of the loop over positions.
-
-    On CPU, 4 is faster for small products and slower for large ones (measured: 160 and 650 features). Other devices
-    were not measured.
-    """
-    return 4 if target().platform == "cpu" and features < 512 else 1
-
-
 def make_layer(config: ModelConfig) -> RecurrentLayer:
     """Build one direction of one layer."""
-    c = config.recurrent
-    return RecurrentLayer(c.cell, config.d_model, positions_in_turn(config.d_model), c.update_bias)
+    return RecurrentLayer(config.recurrent.cell, config.d_model, config.recurrent.update_bias)
 
 
 def tokens_in(
@@ -164,7 +153,7 @@ class AttentiveDecoder(nn.Module):
         tokens = Token(self.layers[0].input(x), x, real, self._kept(x, dropout_key))
 
         def step(decoder: "AttentiveDecoder", states: States, token: Token) -> tuple[States, tuple[Array, Array]]:
-            return decoder.step(source, states, token)
+            return (decoder._attend_first if decoder.additive else decoder._attend_last)(source, states, token)
 
         over_positions = nn.scan(
             step,
@@ -172,16 +161,10 @@ class AttentiveDecoder(nn.Module):
             split_rngs={"params": False},
             in_axes=1,
             out_axes=1,
-            unroll=in_turn(positions_in_turn(self.config.d_model), x.shape[1]),
+            unroll=positions_in_turn(self.config.d_model, x.shape[1]),
         )
         states, (outputs, weights) = over_positions(self, states, tokens)
         return dropout(outputs, self.config.dropout, dropout_key, Site.READOUT), states, weights
-
-    def step(
-        self, source: Source, states: States, token: Token
-    ) -> tuple[States, tuple[Float[Array, "b r"], Float[Array, "b s"]]]:
-        """Read one token of every row; return the states, the output and the attention weights."""
-        return (self._attend_first if self.additive else self._attend_last)(source, states, token)
 
     def _attend_first(self, source: Source, states: States, token: Token) -> tuple[States, tuple[Array, Array]]:
         """Attend with the state before the step; the layers read the context."""

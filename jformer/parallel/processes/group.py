@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from jformer.errors import DONE, FAILED, LOST, UserError
+from jformer.parallel.processes.ending import leave
 from jformer.parallel.processes.handshake import refuse_differences, software
 from jformer.parallel.processes.meeting import meet
 from jformer.parallel.processes.process_info import ProcessInfo
@@ -79,11 +80,6 @@ def process_count() -> int:
 def is_main_process() -> bool:
     """Return whether this process writes files and logs for all."""
     return _service is None or _service.process == 0
-
-
-def process_index() -> int:
-    """Return the number of this process."""
-    return 0 if _service is None else _service.process
 
 
 def enter_phase(phase: str, kind: Hashable = None) -> None:
@@ -173,9 +169,7 @@ def end_all(code: int, line: str) -> NoReturn:
     """End this process and all others of its run at once, with a line and an exit code."""
     if _service is not None:
         _service.end(code, line)
-    with contextlib.suppress(OSError):  # standard error may be closed
-        os.write(2, f"jformer: {line}\n".encode())
-    os._exit(code)
+    leave(code, line)
 
 
 def check_same(fields: Mapping[str, object]) -> None:

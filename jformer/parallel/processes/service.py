@@ -7,9 +7,7 @@ ends a process with exit code 134, by a C++ abort that cannot be caught, once th
 """
 
 import contextlib
-import faulthandler
 import json
-import os
 import sys
 import threading
 import time
@@ -17,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from jformer.errors import LOST, MISTAKE, STUCK
+from jformer.parallel.processes.ending import leave
 from jformer.parallel.processes.meeting import AbsentError
 from jformer.parallel.processes.process_info import ProcessInfo, is_loopback
 from jformer.parallel.processes.stall import Pace, PeerWatch, Status
@@ -212,17 +211,8 @@ class Service:
         thread.join(LINGER_SECONDS)
 
     def _exit(self, code: int, line: str, stacks: bool = False) -> NoReturn:
-        """End the process without Python's and JAX's cleanup, which waits for the others. `_ending` is held."""
-        try:
-            with contextlib.suppress(Exception):  # standard error may be closed
-                if stacks:
-                    faulthandler.dump_traceback(all_threads=True)
-                if line:
-                    os.write(2, f"jformer: {line}\n".encode())
-            if self.process == 0:
-                time.sleep(LINGER_SECONDS)
-        finally:
-            os._exit(code)
+        """End the process. `_ending` is held."""
+        leave(code, line, stacks, 0.0 if self.process else LINGER_SECONDS)
 
 
 def _connect(own: ProcessInfo) -> Any:

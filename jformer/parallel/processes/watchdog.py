@@ -5,14 +5,12 @@ and saving may take any time.
 """
 
 import contextlib
-import faulthandler
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn
 
 from jformer.errors import STUCK
+from jformer.parallel.processes.ending import leave
 from jformer.parallel.processes.stall import Pace, Status
 
 LOOK_SECONDS = 1.0  # between checks; a longer pause counts as two of them, so a suspended process is not stuck
@@ -49,7 +47,7 @@ class Watchdog:
         def watch() -> None:
             while not over.wait(LOOK_SECONDS):
                 if line := self.stuck():
-                    give_up(line)
+                    leave(STUCK, f"{line}; rerun the same command to resume from the last checkpoint", stacks=True)
 
         self.pace = Pace(self._clock)  # timings of an earlier run do not apply to this one
         thread = threading.Thread(target=watch, daemon=True, name="watchdog")
@@ -59,13 +57,3 @@ class Watchdog:
         finally:
             over.set()
             thread.join()
-
-
-def give_up(line: str) -> NoReturn:
-    """Print the stacks of all threads and a line, and end the process without cleanup, which might hang."""
-    try:
-        with contextlib.suppress(Exception):  # standard error may be closed
-            faulthandler.dump_traceback(all_threads=True)
-            os.write(2, f"jformer: {line}; rerun the same command to resume from the last checkpoint\n".encode())
-    finally:
-        os._exit(STUCK)

@@ -3,7 +3,6 @@
 Everything follows from shapes: no data is read and no weight is allocated.
 """
 
-import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import jax
 from jformer.config.checks import divide_rows
 from jformer.config.options import Config
 from jformer.evaluation.score_tables import aligned
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model, param_shapes
 from jformer.models.flops import forward_flops, text_work, update_flops
 from jformer.models.parts import parameter_rows
 from jformer.parallel.backend import target
@@ -53,7 +52,7 @@ def describe(config: Config, workdir: Path | None = None) -> str:
     config, _ = choose_lengths(config, target())
     task = build_task(config)
     model, saved = sized_model(config, task, workdir)
-    shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    shapes = param_shapes(build_model(model))
     rows = list(parameter_rows(shapes))
     prefix, parts = source_is_prefix(model, task.answer), math.prod(sizes.values()) * config.train.accumulation
     total = sum(count for _, _, count in rows)

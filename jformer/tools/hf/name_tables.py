@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jformer.errors import UserError
-from jformer.parallel.sharding import parameter_names
+from jformer.parallel.sharding import named_leaves, parameter_names
 from jformer.tools.hf.tensors import Tensors
 
 SHOWN = 8  # mismatches in an error
@@ -76,7 +76,7 @@ def from_source(table: Table, abstract: PyTree, source: Tensors, unread: Callabl
     `unread` returns whether a tensor of theirs can be ignored. Raises UserError listing all mismatches.
     """
     names, shapes = parameter_names(abstract), source.shapes()
-    _check(table, dict(zip(jax.tree.leaves(names), jax.tree.leaves(abstract), strict=True)), shapes, unread)
+    _check(table, named_leaves(abstract), shapes, unread)
 
     def load(path: str, leaf: Any) -> jax.Array:
         entry = table[path]
@@ -100,7 +100,7 @@ def from_source(table: Table, abstract: PyTree, source: Tensors, unread: Callabl
 
 def to_tensors(table: Table, params: PyTree) -> Iterator[tuple[str, np.ndarray]]:
     """Return an iterator over their tensors. Raise UserError, at once, for a changed parameter that theirs computes."""
-    leaves = dict(zip(jax.tree.leaves(parameter_names(params)), jax.tree.leaves(params), strict=True))
+    leaves = named_leaves(params)
     together: dict[str, list[str]] = {}
     for path, entry in table.items():
         if entry.value is not None:

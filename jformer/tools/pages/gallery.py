@@ -5,7 +5,6 @@ page, by gallery.js; it begins with those of docs/walkthrough.md.
 """
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from jaxtyping import Array
 
 from jformer.config import default_config, resolve
 from jformer.config.options import ENDING_SCHEDULES, Config, OptimConfig
-from jformer.models import ModelConfig, build_model, init_params
+from jformer.models import ModelConfig, build_model, param_shapes
 from jformer.models.flops import forward_flops, text_work
 from jformer.models.layers.dot_product import attend
 from jformer.models.layers.initializers import table_init
@@ -276,7 +275,7 @@ def parameter_shares(model: ModelConfig) -> list[Part]:
 
 def counted_parts(model: ModelConfig) -> dict[str, int]:
     """Return the parameters of every part of a model, from shapes alone."""
-    shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    shapes = param_shapes(build_model(model))
     return {name: count for name, _, count in parameter_rows(shapes)}
 
 

@@ -20,7 +20,7 @@ from jax._src.lib import _jax
 
 from jformer.errors import LOST, UnavailableError, UserError
 from jformer.parallel import processes
-from jformer.parallel.processes import service
+from jformer.parallel.processes import ending, service
 from jformer.parallel.processes.handshake import STAMP, code_version, refuse_differences, saved_run, software
 from jformer.parallel.processes.process_info import TASKS, VARIABLES, ProcessInfo, from_flags
 from jformer.parallel.processes.stall import Pace, PeerWatch, Status, waited_for
@@ -315,8 +315,8 @@ def test_process_ends_with_its_code_even_if_nobody_reads_what_it_says(monkeypatc
     def leave(code):
         raise SystemExit(code)
 
-    monkeypatch.setattr(service, "os", SimpleNamespace(write=broken, _exit=leave))
-    monkeypatch.setattr(service, "faulthandler", SimpleNamespace(dump_traceback=broken))
+    monkeypatch.setattr(ending, "os", SimpleNamespace(write=broken, _exit=leave))
+    monkeypatch.setattr(ending, "faulthandler", SimpleNamespace(dump_traceback=broken))
     for stacks in (False, True):
         with pytest.raises(SystemExit) as ended:
             service.Service._exit(SimpleNamespace(process=1), LOST, "a line", stacks)

@@ -16,7 +16,7 @@ from jformer.config import default_config, resolve
 from jformer.data.plan import Shape
 from jformer.errors import UserError
 from jformer.main import main
-from jformer.models import build_model, init_params
+from jformer.models import build_model, param_shapes
 from jformer.models.flops import update_flops, work_of
 from jformer.parallel.backend import Target
 from jformer.parallel.mesh import make_mesh
@@ -65,7 +65,7 @@ def compiled(name, fsdp=1):
 
 
 def gradient_bytes(model):
-    shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    shapes = param_shapes(build_model(model))
     return 4 * sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 

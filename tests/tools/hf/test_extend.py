@@ -12,7 +12,7 @@ from jformer.data.tokenizers.pretrained import FastTokenizer
 from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.inference.restore import saved_config
-from jformer.parallel.sharding import parameter_names
+from jformer.parallel.sharding import named_leaves
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import Texts, import_model
 from jformer.tools.hf.embedding_rows import TABLES, extend, prune
@@ -45,8 +45,7 @@ def nllb(tmp_path_factory):
 
 def tables_of(run):
     """Return the tables of tokens, name → array with tokens first."""
-    params = predictor(run).params
-    named = zip(jax.tree.leaves(parameter_names(params)), jax.tree.leaves(params), strict=True)
+    named = named_leaves(predictor(run).params).items()
     return {name: np.moveaxis(np.asarray(leaf), TABLES[name], 0) for name, leaf in named if name in TABLES}
 
 

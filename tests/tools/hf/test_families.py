@@ -13,7 +13,7 @@ from jformer.checkpoints.weights import abstract_params
 from jformer.config import default_config, resolve
 from jformer.data.tokenizers import learn
 from jformer.errors import UserError
-from jformer.models import ExecutionConfig, ModelConfig, build_model, init_params
+from jformer.models import ExecutionConfig, ModelConfig, build_model, param_shapes
 from jformer.models.head_config import HeadConfig
 from jformer.models.model_config import RelativeConfig
 from jformer.models.vision_config import VisionConfig
@@ -57,7 +57,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 def state(name):
     """Return a model's parameters, drawn anew so that none is zero or one, and theirs."""
     model = CASES[name][1]
-    shapes = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    shapes = param_shapes(build_model(model))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), shapes)
     return params, dict(tables.to_tensors(convert.FAMILIES[name].table(model), params))
@@ -189,7 +189,7 @@ def test_marian_names_even_features_its_first_half():
 def test_positions_that_are_computed_may_not_have_been_trained():
     family, model = convert.FAMILIES["m2m_100"], M2M100
     assert not config_fields(family, model, "translate")[LOGITS_BIAS]
-    abstract = jax.eval_shape(functools.partial(init_params, build_model(model)), jax.random.key(0))
+    abstract = param_shapes(build_model(model))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract)
     with pytest.raises(UserError, match="source_input/positions/embedding was trained"):
         dict(tables.to_tensors(family.table(model), params))
