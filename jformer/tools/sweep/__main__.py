@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from etils.epath import Path
 
-from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
+from jformer.errors import DONE, FAILED, STOPPED, UserError
 from jformer.parallel.processes.children import signals_to
 from jformer.storage import check_writable, in_bucket, os_errors_as_user_errors, run_path
 from jformer.tools.sweep.experiment import RECORD, Experiment, load_experiment
@@ -63,7 +63,7 @@ SUBMITIT_SIGNAL = signal.SIGUSR2  # what submitit asks Slurm to send some time b
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a sweep; return 0 if all trials finished, 1 if some failed, 2 for a mistake, 143 if stopped."""
+    """Run a sweep; return 0 if all trials finished, 1 if some failed, 143 if stopped, or the code of a UserError."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if any(argument in ("--help", "-h") for argument in argv):
         print(__doc__)
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run(options, experiment, keys)
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        return MISTAKE
+        return error.code
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -1,3 +1,4 @@
+import errno
 import signal
 import subprocess
 import sys
@@ -149,6 +150,19 @@ def test_a_report_may_go_to_the_home_directory(tmp_path, capsys, monkeypatch):
         claim.complete(0.5, {"valid/loss": 0.5}, 1.0)
     assert main(words(tmp_path, "--report", "--output=~/found")) == 0
     assert (tmp_path / "home" / "found" / "index.html").exists()
+
+
+def test_storage_that_is_away_is_not_a_mistake(tmp_path, capsys, monkeypatch):
+    queue = open_queue(tmp_path)
+    while claim := queue.claim():
+        claim.complete(0.5, {"valid/loss": 0.5}, 1.0)
+
+    def away(path, content, shared=False):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("jformer.tools.pages.page.replace_content", away)
+    assert main(words(tmp_path, "--report")) == 75
+    assert "could not be written now (Stale file handle); rerun the same command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

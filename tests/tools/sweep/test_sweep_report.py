@@ -166,7 +166,7 @@ def test_where_all_trials_failed_the_first_error_and_a_table_of_them_are_left(sw
 def test_an_output_that_cannot_be_written_is_named(sweep):
     experiment, trials, workdir = sweep()
     (workdir / "file").touch()
-    with pytest.raises(UserError, match=r"sweep/file/report: cannot be written to .Not a directory.; name another"):
+    with pytest.raises(UserError, match=r"sweep/file/report: Not a directory; move it away"):
         report(experiment, [finish(trials[0], workdir, 2.0)], workdir, workdir / "file" / "report")
 
 
