@@ -90,7 +90,7 @@ def plain_search(c: ModelConfig, rows: int, chips: Topology) -> Figures:
     weights["table"] = array(c.target_vocab_size or c.vocab_size, d)
     cache, memory = ([[array(rows, size, h, k)] * 2] * layers for size in (entries, LENGTH if reads else 0))
     lowered = jax.jit(run).lower(weights, cache, memory, array(rows, dtype=jnp.int32))
-    return figures(lowered.compile(compiler_options(chips.platform)), make_mesh(-1, 1, 1, chips.devices))
+    return figures(lowered.compile(compiler_options(chips.devices[0].platform)), make_mesh(-1, 1, 1, chips.devices))
 
 
 def weights(model: ModelConfig) -> int:

@@ -32,7 +32,7 @@ def overlap(program: Program) -> Overlap:
     """Count the collectives that overlap with kernels in the compiler's schedule."""
     found: Counter[str] = Counter()
     for name, times in runs(program, kernels=False).items():
-        order = list(program.computations[name].values())
+        order = list(program[name].values())
         places = {each.name: place for place, each in enumerate(order)}
         for place, each in enumerate(order):
             kind = each.opcode.removesuffix("-start")
@@ -72,7 +72,7 @@ def ideal_traffic(program: Program, state: int) -> float:
     counts = runs(program)
     products = sum(
         counts[name] * _arrays(computation, each)
-        for name, computation in program.computations.items()
+        for name, computation in program.items()
         for each in computation.values()
         if each.opcode in ("dot", "convolution") or kernel_of(each)
     )
@@ -92,4 +92,4 @@ def _holds_collective(program: Program, each: Instruction) -> bool:
     """Return whether a kernel is a synchronous collective inside a fusion."""
     if each.opcode != "fusion" or "async" in each.name or "scatter" not in each.name:
         return False
-    return any(inner.opcode in KINDS for name in each.calls for inner in program.computations[name].values())
+    return any(inner.opcode in KINDS for name in each.calls for inner in program[name].values())

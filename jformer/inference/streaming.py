@@ -24,6 +24,7 @@ from jformer.inference.generation import KEPT, XLA_OPTIONS, SearchBatch, SearchS
 from jformer.inference.one_pass import HEADS
 from jformer.inference.predict import Predictor
 from jformer.parallel.backend import xla_options
+from jformer.parallel.sharding import on_every_part
 from jformer.plugins import cached
 
 Programs = tuple[jax.stages.Wrapped, jax.stages.Wrapped]  # of `make_stream`
@@ -58,15 +59,19 @@ def make_stream(setup: SearchSetup) -> Programs:
     """
 
     def begin(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Any:
-        return begin_search(setup, params, batch, room).init
+        return on_every_part(lambda *given: begin_search(setup, *given, room).init, setup.mesh)(params, batch)
 
     def advance(
         params: Sequence[PyTree], batch: SearchBatch, room: int, state: PyTree, cancelled: Bool[Array, " b"]
     ) -> tuple[Any, tuple[Int[Array, "b t"], Int[Array, " b"]], Decoded]:
-        search = begin_search(setup, params, batch, room)
-        cancelled = jnp.repeat(cancelled, state.done.shape[0] // cancelled.shape[0])  # [b] → [b], or [rows]
-        state = search.advance(state._replace(done=state.done | cancelled), jnp.int32(STEPS))
-        return state, search.stable_prefix(state), search.result(state)
+        def grow(params: Sequence[PyTree], batch: SearchBatch, state: Any, cancelled: Bool[Array, " b"]) -> Any:
+            search = begin_search(setup, params, batch, room)
+            cancelled = jnp.repeat(cancelled, state.done.shape[0] // cancelled.shape[0])  # [b] → [b], or [rows]
+            state = search.advance(state._replace(done=state.done | cancelled), jnp.int32(STEPS))
+            return state, search.stable_prefix(state), search.result(state)
+
+        found: tuple[Any, Any, Decoded] = on_every_part(grow, setup.mesh)(params, batch, state, cancelled)
+        return found
 
     compiled = functools.partial(jax.jit, static_argnums=2, compiler_options=xla_options(XLA_OPTIONS))
     return compiled(begin), compiled(advance, donate_argnums=3)

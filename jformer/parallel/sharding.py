@@ -183,6 +183,14 @@ def over_rows(function: Callable[..., PyTree], mesh: Mesh | None) -> Callable[..
     return run
 
 
+def on_every_part(function: Callable[..., PyTree], mesh: Mesh | None) -> Callable[..., PyTree]:
+    """Map function(*arrays) over the parts of a mesh, all of which compute the same; for parameters see `over_rows`."""
+    if mesh is None or mesh.size == 1:
+        return function
+    every = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec()}
+    return jax.shard_map(function, mesh=mesh, **every, axis_names={DATA, FSDP}, check_vma=False)
+
+
 def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
     """Map function(parameters, batch, …) over the parts of a batch [a b t ·] on a mesh, and sum its results.
 

@@ -26,8 +26,8 @@ import numpy as np
 from jformer.data.progress import counted
 from jformer.data.text import read_lines
 from jformer.data.tokenizers import word_splitting as words
-from jformer.errors import DONE, MISTAKE, UserError
-from jformer.storage import check_writable, os_errors_as_user_errors, refuse_special, replace_content
+from jformer.errors import DONE, UserError
+from jformer.storage import check_writable, os_errors_as_user_errors, refuse_special, replace_content, writing
 
 LONGEST = 10_000  # words of a line that gensim trains on; it drops the rest without a word
 
@@ -58,7 +58,7 @@ class SkipGramOptions:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train vectors, write them and return the exit code: 0, or 2 for a mistake that the user can fix."""
+    """Train vectors, write them and return the exit code: 0, or that of a UserError."""
     parser = argparse.ArgumentParser(
         prog="python -m jformer.skipgram", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
             write_vectors(output, vocabulary, vectors)
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        return MISTAKE
+        return error.code
     print(
         f"{output}: {counted(len(vocabulary), 'words')} with {vectors.shape[1]} numbers each; to start a run from them:"
     )
@@ -163,5 +163,6 @@ def write_vectors(path: Path, vocabulary: list[str], vectors: np.ndarray) -> Non
     """Write word2vec's text format, whole or not at all."""
     lines = [f"{len(vocabulary)} {vectors.shape[1]}"]
     lines += [f"{word} {' '.join(f'{x:.6g}' for x in row)}" for word, row in zip(vocabulary, vectors, strict=True)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_content(path, ("\n".join(lines) + "\n").encode())
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_content(path, ("\n".join(lines) + "\n").encode())

@@ -64,7 +64,7 @@ def test_a_cell_at_which_the_process_ended_is_a_failure(monkeypatch, tmp_path, s
 @needs_cuda_compiler
 def test_bfloat16_on_eight_gpus_takes_cudnns_attention_without_a_mask():
     figures = compiled(Cell("base", "update", "bfloat16", "2x2x2"))
-    called = [each.attributes for part in figures.program.computations.values() for each in part.values()]
+    called = [each.attributes for part in figures.program.values() for each in part.values()]
     assert any("__cudnn$fmhaSoftmax" in attributes for attributes in called)
     assert not any("__cudnn$fmhaScaleBias" in attributes for attributes in called)
     assert {each.axes for each in figures.collectives} >= {("data",), ("fsdp",), ("tensor",)}
@@ -95,7 +95,7 @@ def test_no_kernel_of_attention_with_dropout_writes_scores_in_float32():
 )
 def test_no_float32_product_is_tf32_at_the_highest_precision(case, precision):
     figures = compiled(Cell(case, "update", "float32", "1x1x1"))
-    products = [each for part in figures.program.computations.values() for each in part.values()]
+    products = [each for part in figures.program.values() for each in part.values()]
     found = [re.findall(r'"operand_precision":\["(\w+)","(\w+)"\]', each.attributes) for each in products]
     assert len(found := [pair for pairs in found for pair in pairs]) > 40
     assert set(found) == {(precision, precision)}

@@ -3,13 +3,19 @@
 import itertools
 import random
 
+import jax
 import pytest
 
 from jformer.data.tokenizers import NUM_SYMBOLS, learn
 from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
+from jformer.inference import streaming
 from jformer.inference.answers import Request
 from jformer.inference.streaming import Streaming, make_stream, refuse_streaming, stable_text
+from jformer.parallel.mesh import make_mesh
+from jformer.parallel.sharding import parameter_shardings
+from tests.inference import untrained
+from tests.inference.untrained import MODEL, ROWS
 from tests.slow import slow_but
 
 REQUESTS = [
@@ -60,13 +66,35 @@ def test_answers_are_those_of_the_whole_and_what_was_told_stays(predictor, name)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (1, 2, 1), (2, 2, 1)], ids=str)
+def test_devices_stream_what_one_does_and_kernels_know_the_mesh(tiny, sizes, monkeypatch):
+    known, begin = set(), streaming.begin_search
+
+    def noted(*given):
+        known.add(jax.sharding.get_abstract_mesh().manual_axes)
+        return begin(*given)
+
+    monkeypatch.setattr(streaming, "begin_search", noted)
+    model, params = tiny(vocab_size=ROWS, **MODEL)
+    mesh = make_mesh(*sizes)
+    placed = jax.device_put(params, parameter_shardings(mesh, params, whole=["fsdp"]))
+    options = {"batch_size": 4, "beam_size": 2, "max_extra_length": 6, "data": {"max_source_length": 64}}
+    shared = untrained.predictor(model, placed, mesh=mesh, **options)
+    found, others = told(started(shared))
+    assert known == {("data", "fsdp")}
+    texts, outputs = told(started(untrained.predictor(model, params, **options)))
+    assert found == texts
+    assert [[each.ids for each in some] for some in others] == [[each.ids for each in some] for some in outputs]
+
+
+@pytest.mark.slow
 def test_nothing_is_computed_for_those_who_leave(predictor):
     model = predictor(beam_size=1)
-    streaming = started(model)
-    streaming.advance()
+    begun = started(model)
+    begun.advance()
     for i in (0, 2, 3):
-        streaming.leave(i)
-    texts, outputs = told(streaming)
+        begun.leave(i)
+    texts, outputs = told(begun)
     assert texts.keys() <= {1, 4}
     assert outputs[-1][0].text == model.predict(["cab"])[0]
     alone = started(model, REQUESTS[2:3])

@@ -1,5 +1,6 @@
 """The command that trains word vectors: they reflect the text, a run reads them, mistakes are one line."""
 
+import errno
 import os
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from jformer.checkpoints.word_vectors import match, read_vectors
 from jformer.errors import UserError
+from jformer.tools import skipgram
 from jformer.tools.skipgram import SkipGramOptions, main, train_vectors
 
 KINDS, THINGS = 6, 8  # of things, and of each kind
@@ -97,6 +99,16 @@ def test_vectors_do_not_take_the_place_of_a_pipe(trained, tmp_path, capsys):
     os.mkfifo(tmp_path / "out")
     assert main([f"--input={trained[0]}", f"--output={tmp_path / 'out'}"]) == 2
     assert "is not a plain file and would be replaced by one: name another" in capsys.readouterr().err
+
+
+def test_storage_that_is_away_is_not_a_mistake(tmp_path, capsys, monkeypatch):
+    def away(path, content):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    (tmp_path / "text").write_text("a b\n" * 6)
+    monkeypatch.setattr(skipgram, "replace_content", away)
+    assert main([f"--input={tmp_path / 'text'}", f"--output={tmp_path / 'out'}", "--size=4", "--epochs=1"]) == 75
+    assert "out: could not be written now (Stale file handle); rerun the same command" in capsys.readouterr().err
 
 
 def test_options_are_checked_by_the_library_too(trained):

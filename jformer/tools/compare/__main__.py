@@ -45,7 +45,7 @@ IMMATERIAL = ("seed", "data.dir", "data.cache_dir", "mesh.", "model.execution.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison and return the exit code: 0, 2 for a mistake or incomparable runs, 143 for Ctrl-C."""
+    """Print the comparison and return the exit code: 0, that of a UserError (incomparable runs), or 143 for Ctrl-C."""
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         with os_errors_as_user_errors():
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(compare(options.runs, options.metric, options.output, allowed))
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return error.code
     except KeyboardInterrupt:  # while watching; the page remains
         return STOPPED
     return 0

@@ -20,7 +20,7 @@ from jformer.errors import UserError
 from jformer.inference.inputs import writable
 from jformer.inference.predict import load
 from jformer.parallel.mesh import make_mesh
-from jformer.storage import filling, new_disk_directory
+from jformer.storage import filling, new_disk_directory, writing
 from jformer.tools.export.ctranslate2 import build_spec
 from jformer.tools.export.stablehlo import build_program
 
@@ -116,22 +116,19 @@ def _write(
     config: Config, workdir: Path, save: Callable[[str], Any], target: Path, readme: str, around: dict[str, Any]
 ) -> None:
     """Write the model, the tokenizers and what a loader must know into the directory."""
-    try:
-        with filling(target):
-            save(str(target))
-            (target / "tokenizer").mkdir()
-            for file in (workdir / "tokenizer").iterdir():
-                (target / "tokenizer" / file.name).write_bytes(file.read_bytes())
-            limits = {
-                "max_source_length": config.data.max_source_length,  # tokens, the end symbol included
-                "max_extra_length": config.decode.max_extra_length,
-                "beam_size": config.decode.beam_size,
-                "length_penalty": config.decode.length_penalty,
-                "length_offset": config.decode.length_offset,
-                "min_length": config.decode.min_length,  # without it, CTranslate2 writes one token or more
-                **around,
-            }
-            (target / "README").write_text(readme)
-            (target / "serving.json").write_text(json.dumps(limits, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(f"--output={target}: {error.strerror}; name a directory that can be written") from error
+    with writing(target), filling(target):
+        save(str(target))
+        (target / "tokenizer").mkdir()
+        for file in (workdir / "tokenizer").iterdir():
+            (target / "tokenizer" / file.name).write_bytes(file.read_bytes())
+        limits = {
+            "max_source_length": config.data.max_source_length,  # tokens, the end symbol included
+            "max_extra_length": config.decode.max_extra_length,
+            "beam_size": config.decode.beam_size,
+            "length_penalty": config.decode.length_penalty,
+            "length_offset": config.decode.length_offset,
+            "min_length": config.decode.min_length,  # without it, CTranslate2 writes one token or more
+            **around,
+        }
+        (target / "README").write_text(readme)
+        (target / "serving.json").write_text(json.dumps(limits, indent=2) + "\n")

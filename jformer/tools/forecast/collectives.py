@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jformer.tools.forecast.cost_analysis import FREE, costs
-from jformer.tools.forecast.hlo import Computation, Instruction, Program, fusion_callers, runs
+from jformer.tools.forecast.hlo import Computation, Instruction, Program, fusion_callers, numbers, runs
 
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "reduce-scatter")
 HIDDEN = "all-reduce-scatter"
@@ -80,7 +80,7 @@ def collectives(program: Program, mesh: Mapping[str, int], slices: np.ndarray | 
         if devices > 1:
             key = kind, axes, devices, spread
             count, total, overlaps = found.get(key, (0, 0, ()))
-            during = costs(program, name, _kernels_during(program.computations[name], instruction))
+            during = costs(program, name, _kernels_during(program[name], instruction))
             overlap = Overlap(times * size, *(times * cost for cost in during))
             found[key] = count + times, total + times * size, (*overlaps, overlap)
     listed = [
@@ -135,9 +135,8 @@ def device_groups(attributes: str, devices: int) -> np.ndarray:
         return _along(dict(re.findall(r"'(\w+)'=(\d+)", named[1])), re.findall(AXIS, named[2]))
     iota = IOTA.search(attributes)
     if iota:
-        shape, sizes, order = (_numbers(part) for part in iota.groups(""))
-        numbers = np.arange(math.prod(sizes)).reshape(sizes)
-        return numbers.transpose(order or range(len(sizes))).reshape(shape)
+        shape, sizes, order = (numbers(part) for part in iota.groups(""))
+        return np.arange(math.prod(sizes)).reshape(sizes).transpose(order or range(len(sizes))).reshape(shape)
     listed = re.search(r"replica_groups=\{(\{.*?\})\}", attributes)
     return _listed(listed[1]) if listed else np.arange(devices)[None]  # an empty list is one group of all
 
@@ -151,8 +150,8 @@ def _along(mesh: Mapping[str, str], axes: Sequence[tuple[str, str, str]]) -> np.
         before, size = cuts.get(name, (int(whole), 1))
         chosen.append(len(shape) + 1)
         shape += [before, size, int(whole) // before // size]
-    numbers = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), chosen, range(-len(chosen), 0))
-    return numbers.reshape(-1, math.prod(size for _, size in cuts.values()))
+    moved = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), chosen, range(-len(chosen), 0))
+    return moved.reshape(-1, math.prod(size for _, size in cuts.values()))
 
 
 def instances(program: Program) -> dict[tuple[str, str, Instruction], tuple[int, int]]:
@@ -163,7 +162,7 @@ def instances(program: Program) -> dict[tuple[str, str, Instruction], tuple[int,
     counts = runs(program)
     callers = fusion_callers(program)
     found, channels = {}, set()
-    for name, computation in program.computations.items():
+    for name, computation in program.items():
         for instruction in computation.values():
             kind = instruction.opcode.removesuffix("-start")
             channel = (callers.get(name), kind, instruction.attribute("channel_id"))
@@ -183,8 +182,4 @@ def _size(computation: Computation, instruction: Instruction) -> int:
 
 
 def _listed(text: str) -> np.ndarray:
-    return np.array([_numbers(group) for group in re.findall(r"\d[\d,]*", text)])
-
-
-def _numbers(text: str) -> Sequence[int]:
-    return [int(part) for part in text.split(",") if part]
+    return np.array([numbers(group) for group in re.findall(r"\d[\d,]*", text)])

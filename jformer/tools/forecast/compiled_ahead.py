@@ -42,18 +42,13 @@ class Figures(NamedTuple):
     flops: float
     traffic: float  # between HBM and the cores
     collectives: list[Collective]
-    program: hlo.Program = hlo.Program({})  # what all of this was read from
+    program: hlo.Program  # what all of this was read from
     flops_once: float = 0.0  # as the model counts them: without recomputation, over all pairs of positions
 
     @property
     def memory(self) -> int:
         """Bytes in use at most."""
         return self.arguments + self.outputs + self.temporaries + self.code
-
-    @property
-    def sent(self) -> float:
-        """Bytes that each device sends to others."""
-        return sum(each.sent for each in self.collectives)
 
 
 def estimate(

@@ -39,7 +39,7 @@ def flops(program: Program, once: bool = False) -> float:
     counts = runs(program)
     return sum(
         counts[name] * _work(computation, each, once)
-        for name, computation in program.computations.items()
+        for name, computation in program.items()
         for each in computation.values()
     )
 
@@ -49,7 +49,7 @@ def traffic(program: Program) -> float:
 
     Splash attention reads one side once for every block of the other. On TPUs, arrays are as large as their tiles.
     """
-    return sum(count * _moved(program, program.computations[name], each) for count, name, each in _kernels(program))
+    return sum(count * _moved(program, program[name], each) for count, name, each in _kernels(program))
 
 
 def kernels(program: Program) -> int:
@@ -74,14 +74,14 @@ def largest_kernels(program: Program) -> list[Kernel]:
         makes = ", ".join(f"{leaf.dtype}[{','.join(map(str, leaf.dims))}]" for leaf in each.leaves)
         key = re.sub(r"\.\d+$", "", each.name) if named is None else named[1], makes
         moved, times = found.get(key, (0, 0))
-        found[key] = moved + count * _moved(program, program.computations[name], each), times + count
+        found[key] = moved + count * _moved(program, program[name], each), times + count
     return sorted((Kernel(*costs, *key) for key, costs in found.items()), reverse=True)
 
 
 def _kernels(program: Program) -> Iterator[tuple[int, str, Instruction]]:
     """Yield how often each kernel runs, its computation and its instruction."""
     for name, count in runs(program, kernels=False).items():
-        for each in program.computations[name].values():
+        for each in program[name].values():
             if each.opcode not in FREE and not each.opcode.endswith("-done") and not _allocates(each):
                 yield count, name, each
 
@@ -93,7 +93,7 @@ def _allocates(each: Instruction) -> bool:
 
 def costs(program: Program, name: str, instructions: Iterable[Instruction]) -> tuple[int, int]:
     """Return the FLOPs and the bytes moved of some kernels of a computation; products inside fusions are left out."""
-    computation, listed = program.computations[name], list(instructions)
+    computation, listed = program[name], list(instructions)
     work = sum(_work(computation, each, False) for each in listed)
     return work, sum(_moved(program, computation, each) for each in listed)
 
@@ -220,7 +220,7 @@ def _results(each: Instruction) -> list[Leaf]:
 
 
 def _moved_by_fusion(program: Program, outer: Computation, each: Instruction) -> Iterator[float]:
-    inner = program.computations[each.calls[0]]
+    inner = program[each.calls[0]]
     read = _shares_read(program, inner)
     for place, name in enumerate(each.operands):
         if not any(leaf.fast for leaf in outer[name].leaves):
@@ -251,7 +251,7 @@ def _shares_read(program: Program, computation: Computation, output: float = 1.0
         for place, name in enumerate(each.operands):
             value, share = computation[name], 1.0
             if each.opcode in FUSIONS:
-                inner = program.computations[each.calls[0]]
+                inner = program[each.calls[0]]
                 share = _shares_read(program, inner, shares[each.name])[_parameter(inner, place).name]
             elif each.opcode in SLICES and not place:
                 share = shares[each.name] * _size(each) / (_size(value) or 1)
@@ -272,7 +272,7 @@ def _updated(program: Program, result: Instruction, inner: Computation) -> int:
     if result.opcode == "bitcast":
         return _updated(program, inner[result.operands[0]], inner)
     if result.opcode == "fusion":
-        fused = program.computations[result.calls[0]]
+        fused = program[result.calls[0]]
         return _updated(program, _root(fused), fused)
     if result.opcode in UPDATES:
         result = inner[result.operands[UPDATES[result.opcode]]]

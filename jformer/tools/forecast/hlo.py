@@ -76,40 +76,33 @@ class Instruction(NamedTuple):
 Computation = dict[str, Instruction]
 """Instructions by name, in the order they run."""
 
-
-class Program(NamedTuple):
-    """Computations by name, each after those that it calls; the last is the entry."""
-
-    computations: dict[str, Computation]
-
-    @property
-    def entry(self) -> str:
-        """The name of the entry computation."""
-        return next(reversed(self.computations))
+Program = dict[str, Computation]
+"""Computations by name, each after those that it calls; the last is the entry."""
 
 
 @functools.lru_cache(maxsize=4096)
 def leaves(text: str) -> list[Leaf]:
     """Return the arrays of a type, of a tuple in order."""
-    found = ((dtype, _numbers(dims), layout) for dtype, dims, layout in LEAF.findall(text))
+    found = ((dtype, numbers(dims), layout) for dtype, dims, layout in LEAF.findall(text))
     return [Leaf(dtype, dims, "S(1)" in layout, _padded(dims, layout)) for dtype, dims, layout in found]
 
 
 def _padded(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
     found, padded = TILE.match(layout), list(dims)
     if found:
-        for axis, size in zip(_numbers(found[1]), reversed(_numbers(found[2])), strict=False):  # of the last in memory
+        for axis, size in zip(numbers(found[1]), reversed(numbers(found[2])), strict=False):  # of the last in memory
             padded[axis] = -(-dims[axis] // size) * size
     return tuple(padded)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """Return whole numbers that commas separate."""
     return tuple(int(each) for each in text.split(",") if each)
 
 
 def parse(text: str) -> Program:
     """Read the text of an HLO module, as `compiled.as_text()` gives it."""
-    computations: dict[str, dict[str, Instruction]] = {}
+    program: Program = {}
     entry, body = "", {}
     for line in text.splitlines():
         if line[:2] == "  " and (found := LINE.match(line)):
@@ -125,17 +118,17 @@ def parse(text: str) -> Program:
                 literal=inner,
             )
         elif found := HEADER.match(line):
-            body = computations.setdefault(found[2], {})
+            body = program.setdefault(found[2], {})
             entry = found[2] if found[1] else entry
-    computations[entry] = computations.pop(entry)
-    return Program(computations)
+    program[entry] = program.pop(entry)
+    return program
 
 
 def fusion_callers(program: Program) -> dict[str, str]:
     """Return computation called by a fusion → computation with the fusion."""
     return {
         called: name
-        for name, computation in program.computations.items()
+        for name, computation in program.items()
         for each in computation.values()
         if each.opcode == "fusion"
         for called in each.calls
@@ -144,9 +137,9 @@ def fusion_callers(program: Program) -> dict[str, str]:
 
 def runs(program: Program, kernels: bool = True) -> Counter[str]:
     """Return how often each computation runs; without `kernels`, only of those whose instructions are kernels."""
-    counts = Counter({program.entry: 1})
-    for name in reversed(program.computations):
-        for instruction in program.computations[name].values():
+    counts = Counter({next(reversed(program)): 1})
+    for name in reversed(program):
+        for instruction in program[name].values():
             if kernels or instruction.opcode in CONTROL:
                 times = trips(program, instruction) if instruction.opcode == "while" else 1
                 for called in instruction.calls:
@@ -162,10 +155,10 @@ def trips(program: Program, loop: Instruction) -> int:
     known = TRIPS.search(loop.attributes)
     if known:
         return int(known[1])
-    condition = program.computations[loop.attribute("condition")]
-    parts = [condition, *(program.computations[name] for each in condition.values() for name in each.calls)]
+    condition = program[loop.attribute("condition")]
+    parts = [condition, *(program[name] for each in condition.values() for name in each.calls)]
     limit = max((int(each.literal) for part in parts for each in part.values() if _is_limit(each)), default=1)
-    return -(-limit // _step(condition, program.computations[loop.attribute("body")]))
+    return -(-limit // _step(condition, program[loop.attribute("body")]))
 
 
 def _step(condition: Computation, body: Computation) -> int:

@@ -95,11 +95,6 @@ class Topology(NamedTuple):
     devices: list[jax.Device]  # one a chip, in JAX's order; programs can be compiled for them
 
     @property
-    def platform(self) -> str:
-        """What JAX calls the platform."""
-        return self.devices[0].platform
-
-    @property
     def unit(self) -> str:
         """What a device is called."""
         return "GPU" if isinstance(self.chip, Gpu) else "chip"

@@ -16,7 +16,7 @@ import numpy as np
 from etils.epath import Path
 
 from jformer.errors import UserError
-from jformer.storage import in_bucket, refuse_special, replace_content
+from jformer.storage import in_bucket, refuse_special, replace_content, writing
 
 
 def page(
@@ -150,21 +150,17 @@ def check_output(mode: str, output: str) -> None:
 
 def write_page(output: str, content: bytes) -> None:
     """Write a page or a figure to a file, whole or not at all; raise UserError if that fails."""
-    try:
+    with writing(output):
         replace_content(Path(output), content)
-    except OSError as error:
-        raise UserError(f"--output={output}: cannot be written ({error.strerror or error})") from error
 
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """Write files, name → content, into a folder, which is created; raise UserError if that fails."""
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             whole = content.encode() if isinstance(content, str) else content
             replace_content(folder / name, whole, shared=True)  # machines that finish a sweep together
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written to ({error.strerror or error}); name another folder") from error
 
 
 SPACES = {" ": "␣", "\n": "↵", "\t": "⇥"}  # as keyboards and editors show them

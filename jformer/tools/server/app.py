@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from importlib.metadata import version
@@ -10,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
@@ -37,10 +36,6 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 }
 
 
-class UnknownAdapterError(Exception):
-    """A request names an adapter that is not served."""
-
-
 class Workers:
     """Gather the requests of one model, the run or an adapter of it: a batch never mixes models."""
 
@@ -51,7 +46,7 @@ class Workers:
         self.answers = Batcher(engine.answer, model, full, limits)
         self.scores = Batcher(engine.score, model, full, limits)
         self.views = Batcher(engine.look_into, model, 1, limits)
-        self.streams = Streams(engine.pieces, engine.grow, growing, full, limits)
+        self.streams = Streams(engine.predictor.inputs.pieces, engine.grow, growing, full, limits)
 
     @property
     def waiting(self) -> int:
@@ -71,7 +66,9 @@ class Workers:
 
 def build_app(engine: Engine, limits: Limits, access: Access, adapters: Mapping[str, Engine] | None = None) -> Guard:
     """Return the ASGI application that serves a run, and adapters of it by name."""
-    threads = ThreadPoolExecutor(1, "model"), ThreadPoolExecutor(1, "stream")  # of all models
+    model = ThreadPoolExecutor(1, "model")  # of all models, as is the other
+    devices = engine.predictor.mesh.size if engine.predictor.mesh else 1
+    threads = model, ThreadPoolExecutor(1, "stream") if devices == 1 else model  # several run programs in one order
     works: dict[str | None, Workers] = {None: Workers(engine, limits, *threads)}
     for name, each in (adapters or {}).items():
         works[name] = Workers(each, limits, *threads)
@@ -131,7 +128,7 @@ def _add_answers(app: FastAPI, engine: Engine, works: Mapping[str | None, Worker
     def chosen(adapter: str | None) -> Workers:
         if adapter not in works:
             names = ", ".join(repr(name) for name in works if name) or "none"
-            raise UnknownAdapterError(f"adapter {str(adapter)[:40]!r} is not served; there are: {names}")
+            raise HTTPException(404, f"adapter {str(adapter)[:40]!r} is not served; there are: {names}")
         return works[adapter]
 
     @app.post(
@@ -191,6 +188,5 @@ def _add_mistakes(app: FastAPI, limits: Limits) -> None:
     add(RequestValidationError, 422, invalid)
     add(Exception, 500, lambda error: "the server failed")  # Starlette logs it, too, with its traceback
     add(UserError, 422, str)
-    add(UnknownAdapterError, 404, str)
-    add(BusyError, 429, lambda error: busy, **{"Retry-After": str(math.ceil(limits.gather_seconds))})
+    add(BusyError, 429, lambda error: busy, **{"Retry-After": "1"})
     add(TimeoutError, 503, lambda error: late, **{"Retry-After": "1"})

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jformer.inference.answers import whole_groups
 from jformer.tools.server.limits import Limits
@@ -24,14 +24,6 @@ Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 Answer = Callable[[Sequence[Item]], Iterable[Mapping[int, Reply]]]
 """Items → number of an item → its answer, some at a time. Called in another thread, one call at a time."""
-
-
-class _HasItems(Protocol):
-    @property
-    def items(self) -> Sequence[object]: ...
-
-
-T = TypeVar("T", bound=_HasItems)
 
 
 class BusyError(Exception):
@@ -128,8 +120,8 @@ def _resolve(loop: asyncio.AbstractEventLoop, resolved: Sequence[tuple[_Job[Any,
         loop.call_soon_threadsafe(resolve)
 
 
-async def gather(queue: "asyncio.Queue[T]", most: float, seconds: float) -> list[T]:
-    """Wait for a first element, then up to some seconds for more, until they have `most` items in all."""
+async def gather(queue: "asyncio.Queue[Any]", most: float, seconds: float) -> list[Any]:
+    """Wait for a first element, then up to some seconds for more, until their `items` are `most` in all."""
     found = [await queue.get()]
     count, until = len(found[0].items), asyncio.get_running_loop().time() + seconds
     while count < most:

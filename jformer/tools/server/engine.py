@@ -64,11 +64,7 @@ class Engine:
         with contextlib.suppress(UserError):
             refuse_streaming(predictor.task.answer, predictor.config.decode)
             self._programs = make_stream(predictor.setup)
-
-    @property
-    def streams(self) -> bool:
-        """Whether answers can be streamed."""
-        return self._programs is not None
+        self.streams = self._programs is not None  # whether answers can be streamed
 
     def facts(self) -> dict[str, object]:
         """Return facts about the model."""
@@ -107,10 +103,10 @@ class Engine:
     def pairs(self, body: schema.PairsBody) -> list[Pair]:
         """Return the pairs to score; raise UserError as `requests` does."""
         self._check_count(body.pairs)
-        pairs = []
-        for each in body.pairs:
-            pairs.append(Pair(self._text(each.source), self._text(each.target), languages=self._languages(each)))
-        return pairs
+        return [
+            Pair(self._text(each.source), self._text(each.target), languages=self._languages(each))
+            for each in body.pairs
+        ]
 
     def watched(self, body: schema.WatchedBody) -> tuple[str, str | None]:
         """Return the source and target to look into; raise UserError as `requests` does."""
@@ -126,10 +122,6 @@ class Engine:
         refuse_streaming(self.predictor.task.answer, self.predictor.config.decode)
         if len(requests) > self._limits.streams:
             raise UserError(f"{len(requests)} texts are more than the {self._limits.streams} of a stream; send several")
-
-    def pieces(self, requests: Sequence[Request]) -> list[list[Piece]]:
-        """Return requests as `grow` takes them; raise UserError for those that cannot be answered."""
-        return self.predictor.inputs.pieces(requests)
 
     def grow(self, groups: Sequence[Sequence[Piece]]) -> Streaming:
         """Begin to answer requests, each of which is given as its pieces."""

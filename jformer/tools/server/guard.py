@@ -6,6 +6,7 @@ import re
 import time
 from typing import NamedTuple
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,14 +27,6 @@ class Access(NamedTuple):
 
     token: str = ""  # that requests must have; "" = none is needed
     hosts: tuple[str, ...] = ()  # accepted Host names; () = all
-
-
-class RefusedError(Exception):
-    """A refused request: its status and the reason."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 class Guard:
@@ -62,8 +55,8 @@ class Guard:
             self._check_access(scope)
             body = await self._body(receive)
             await self._app(scope, _replay(body, receive), sending)
-        except RefusedError as error:
-            await JSONResponse({"detail": str(error)}, error.status)(scope, receive, sending)
+        except HTTPException as error:
+            await JSONResponse({"detail": error.detail}, error.status_code)(scope, receive, sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._meters.note_request(path, sending.status, time.monotonic() - began)
@@ -72,27 +65,27 @@ class Guard:
         headers, (token, hosts) = dict(scope["headers"]), self._access
         name = re.sub(r":\d+$", "", headers.get(b"host", b"").decode("latin-1"))
         if hosts and name not in hosts:
-            raise RefusedError(421, f"this server answers as {' or '.join(hosts)}")
+            raise HTTPException(421, f"this server answers as {' or '.join(hosts)}")
         given = headers.get(b"authorization", b"")
         if token and scope["path"] not in OPEN and not hmac.compare_digest(given, f"Bearer {token}".encode()):
-            raise RefusedError(401, "this server needs a token: Authorization: Bearer TOKEN")
+            raise HTTPException(401, "this server needs a token: Authorization: Bearer TOKEN")
 
     async def _body(self, receive: Receive) -> bytes:
-        """Return the whole body; raise RefusedError if it is too large, or does not arrive in time."""
+        """Return the whole body; raise HTTPException if it is too large, or does not arrive in time."""
         body = b""
         try:
             async with asyncio.timeout(self._limits.read_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise RefusedError(400, "the client left before its request arrived")
+                        raise HTTPException(400, "the client left before its request arrived")
                     body += message.get("body", b"")
                     if len(body) > self._limits.body:
-                        raise RefusedError(413, f"a request has at most {self._limits.body:,} bytes; send several")
+                        raise HTTPException(413, f"a request has at most {self._limits.body:,} bytes; send several")
                     if not message.get("more_body", False):
                         return body
         except TimeoutError:
-            raise RefusedError(408, f"a request has {self._limits.read_seconds:g} s to arrive") from None
+            raise HTTPException(408, f"a request has {self._limits.read_seconds:g} s to arrive") from None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

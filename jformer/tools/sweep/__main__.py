@@ -46,11 +46,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from etils.epath import Path
 
-from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
+from jformer.errors import DONE, FAILED, STOPPED, UserError
 from jformer.parallel.processes.children import signals_to
 from jformer.storage import check_writable, in_bucket, os_errors_as_user_errors, run_path
 from jformer.tools.sweep.experiment import RECORD, Experiment, load_experiment
@@ -63,24 +63,22 @@ SUBMITIT_SIGNAL = signal.SIGUSR2  # what submitit asks Slurm to send some time b
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a sweep; return 0 if all trials finished, 1 if some failed, 2 for a mistake, 143 if stopped."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if any(argument in ("--help", "-h") for argument in argv):
-        print(__doc__)
-        return 0
+    """Run a sweep; return 0 if all trials finished, 1 if some failed, 143 if stopped, or the code of a UserError."""
     try:
         with os_errors_as_user_errors():
-            options, keys = parse(argv)
+            options, keys = parse(sys.argv[1:] if argv is None else argv)
             experiment = load_experiment(Path(options.experiment), keys)
             return run(options, experiment, keys)
     except UserError as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        return MISTAKE
+        return error.code
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options, and the arguments that set keys of all trials."""
-    parser = SweepParser("jformer.sweep", allow_abbrev=False, add_help=False)
+    """Return the options, and the arguments that set keys of all trials; exit with code 2 if they are invalid."""
+    parser = argparse.ArgumentParser(
+        "jformer.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--experiment", required=True)
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--workers", type=int, default=1)
@@ -88,7 +86,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--output", default="")
     parser.add_argument("--retry_failed", action="store_true")
     parser.add_argument("--worker", action="store_true")
-    parser.add_argument("--share", default="")  # from LocalWorkers to each worker
+    parser.add_argument("--share", default="", help=argparse.SUPPRESS)  # from LocalWorkers to each worker
     parser.add_argument("--storage", default="")
     parser.add_argument("--study", default="")
     parser.add_argument("--lease", type=float, default=60.0)
@@ -102,14 +100,6 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if options.workers < 1 or not 0 < options.lease < math.inf:
         raise UserError(f"--workers={options.workers} and --lease={options.lease} must be above 0 and finite")
     return options, keys
-
-
-class SweepParser(argparse.ArgumentParser):
-    """Reports mistakes as UserError."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UserError."""
-        raise UserError(f"{message}; see --help")
 
 
 def run(options: argparse.Namespace, experiment: Experiment, keys: Sequence[str]) -> int:

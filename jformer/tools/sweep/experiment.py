@@ -145,11 +145,6 @@ def load_experiment(path: Path, arguments: Sequence[str] = ()) -> Experiment:
             raise UserError(f'{path}: PLOTS has {plot!r}, which must be a pair of keys, (X, LINES) or (X, "")')
     given = parse_keys(run_config_file(Path(module.BASE)), arguments)
     arms = {} if sweep is None else _labelled(sweep, path)
-    for label, overrides in arms.items():
-        for key in given.keys() & overrides.keys():
-            raise UserError(
-                f"--config.{key} is for all trials, but {path}: arm {label!r} sets {key}={overrides[key]!r}"
-            )
     experiment = Experiment(
         path=path,
         title=(inspect.getdoc(module) or path.stem).partition("\n")[0],
@@ -248,8 +243,6 @@ def _check_arms(experiment: Experiment) -> None:
             raise UserError(f"{path}: {name}={value!r} is for search(trial), and this is a sweep(): leave it out")
     check_choice(f"{path}: BASELINE", experiment.baseline, experiment.arms)
     for label, overrides in experiment.arms.items():
-        if "seed" in overrides:
-            raise UserError(f"{path}: arm {label!r}: seeds are SEEDS=(0, 1, …), not an override")
         try:
             experiment.check(overrides)
         except UserError as error:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from etils.epath import Path
 from tqdm import tqdm
 
-from jformer.errors import DONE, FAILED, MISTAKE, STOPPED, UserError
+from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UserError
 from jformer.parallel.processes.children import die_with_parent, send_signal
 from jformer.tools.sweep.experiment import Trial
 from jformer.tools.sweep.queue import OPEN, TrialQueue
@@ -31,7 +31,7 @@ class LocalWorkers:
         self.stopping = False
         self._queue, self._command = queue, [*command, "--worker"]
         self._workers: list[subprocess.Popen[bytes] | None] = [None] * workers
-        self._deaths, self._mistake = 0, False
+        self._deaths, self._mistake, self._given_up = 0, False, FAILED
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Ask all workers to save and end; kill them when called again."""
@@ -40,7 +40,7 @@ class LocalWorkers:
         self.stopping = True
 
     def run(self) -> int:
-        """Keep the workers running until all trials have ended; return 0, 143 if stopped, 2 for a mistake, or 1."""
+        """Keep the workers running until all trials have ended; return 0, 143 if stopped, 2 for a mistake, 75 or 1."""
         bar = TrialBar(self._queue.trials(), self._queue.experiment.trials)
         for i in range(len(self._workers)):
             self._start(i)
@@ -57,7 +57,7 @@ class LocalWorkers:
         if self._mistake:
             return MISTAKE
         if self._queue.left():
-            return STOPPED if self.stopping else FAILED
+            return STOPPED if self.stopping else self._given_up
         return DONE
 
     def _replace(self, number: int, code: int) -> None:
@@ -67,7 +67,7 @@ class LocalWorkers:
             if not self.stopping:
                 self.stop(signal.SIGTERM, None)
         elif code not in (DONE, STOPPED) and not self.stopping:
-            self._deaths += 1
+            self._deaths, self._given_up = self._deaths + 1, LOST if code == LOST else FAILED
             if self._deaths <= DEATHS:
                 self._start(number)
             elif self._deaths == DEATHS + 1:

@@ -15,6 +15,7 @@ from etils.epath import Path
 
 from jformer.errors import UserError
 from jformer.evaluation.score_tables import aligned
+from jformer.storage import in_bucket
 from jformer.tools.compare import comparison
 from jformer.tools.compare.comparison import Arm, Standing
 from jformer.tools.pages import page
@@ -50,8 +51,10 @@ def report(experiment: Experiment, trials: Sequence[Trial], workdir: Path, outpu
         "failed": _first([f"{trial.name}: {trial.error}" for trial in trials if trial.state == "failed"]),
     }
     pictures = draw(experiment, done, members, standings)
+    reached = in_bucket(workdir) == in_bucket(output)  # no link leads from a disk into a bucket, or back
     folders = [
-        "" if trial.state == "waiting" else os.path.relpath(workdir / "trials" / trial.name, output) for trial in trials
+        os.path.relpath(workdir / "trials" / trial.name, output) if reached and trial.state != "waiting" else ""
+        for trial in trials
     ]
     every = [["trial", "state", experiment.metric, "seconds"]]
     every += [[trial.name, trial.state, _shown(trial.value), f"{trial.seconds:.0f}"] for trial in trials]

@@ -1,5 +1,6 @@
 """Loose runs side by side: what is shown, what is refused, and what a mistake says."""
 
+import errno
 import html
 import json
 import re
@@ -9,6 +10,7 @@ from etils.epath import Path
 
 from jformer.evaluation import records
 from jformer.tools.compare.__main__ import main
+from jformer.tools.pages import page as pages
 from jformer.tools.pages import run_report as report
 from tests import browser
 from tests.stored_run import score, store_run
@@ -234,7 +236,18 @@ def test_an_output_that_cannot_be_written_is_one_line(told, tmp_path):
     (tmp_path / "file").touch()
     code, _, error = told("post", "pre", options=[f"--output={tmp_path}/file", "--metric=valid/loss"])
     assert (code, error.count("\n")) == (2, 1)
-    assert f"{tmp_path}/file: cannot be written to (File exists); name another folder" in error
+    assert f"{tmp_path}/file: File exists; move it away, or make it readable and writable" in error
+
+
+def test_storage_that_is_away_is_not_a_mistake(told, tmp_path, monkeypatch):
+    def away(path, content, shared=False):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(pages, "replace_content", away)
+    code, _, error = told("post", "pre", options=[f"--output={tmp_path}/out", "--metric=valid/loss"])
+    assert (code, error) == (
+        75, f"jformer: {tmp_path}/out: could not be written now (Stale file handle); rerun the same command\n"
+    )  # fmt: skip
 
 
 def test_a_folder_in_the_place_of_a_file_is_one_line(told, tmp_path):

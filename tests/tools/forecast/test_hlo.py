@@ -40,8 +40,8 @@ ENTRY %main (x: bf16[1,16,8], ws: f32[6,8,4]) -> f32[6,8,4] {
 
 def test_a_program_of_a_tpu_is_read_line_by_line():
     program = hlo.parse(LOOP)
-    assert list(program.computations) == ["fused", "body", "condition", "main"]
-    loop = program.computations["main"]["while"]
+    assert list(program) == ["fused", "body", "condition", "main"]
+    loop = program["main"]["while"]
     assert (loop.opcode, loop.operands, loop.calls) == ("while", ("start",), ["condition", "body"])
     assert loop.leaves == [
         ("s32", (), False, ()),
@@ -51,7 +51,7 @@ def test_a_program_of_a_tpu_is_read_line_by_line():
     assert [(leaf.bytes, leaf.stored) for leaf in loop.leaves] == [(4, 4), (256, 4_096), (768, 24_576)]
     assert hlo.leaves("bf16[5,3,9]{0,2,1:T(8,128)(2,1)}")[0].padded == (128, 3, 16)  # the first axis is last in memory
     assert hlo.leaves("f32[300]{0:T(256)}")[0].padded == (512,)
-    assert program.computations["body"]["y"].attribute("dim_labels") == "0bf_0io->0bf"
+    assert program["body"]["y"].attribute("dim_labels") == "0bf_0io->0bf"
 
 
 def test_a_loop_runs_as_often_as_its_condition_allows():

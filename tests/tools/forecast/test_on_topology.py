@@ -260,7 +260,7 @@ def test_the_mesh_is_filled_up_and_estimates_follow_it():
 def test_the_bound_is_the_longest_of_three_times_or_their_sum():
     chips = Topology("v5e:2x2", CHIPS["v5e"], [dataclasses.make_dataclass("Device", ["device_kind"])("TPU v5 lite")])
     gather = Collective("all-gather", ("fsdp",), 4, 1, int(4 / 3 * 200e9))
-    least = bound(Figures(0, 0, 0, 0, 2 * 197e12, 3 * 819e9, [gather]), chips)
+    least = bound(Figures(0, 0, 0, 0, 2 * 197e12, 3 * 819e9, [gather], {}), chips)
     assert least == pytest.approx((2.0, 3.0, 1.0))
     assert (least.overlapped, least.apart) == pytest.approx((3.0, 6.0))
 
@@ -271,7 +271,7 @@ def test_the_bound_is_the_longest_of_three_times_or_their_sum():
 def test_gpus_of_a_machine_share_what_a_group_sends_to_other_machines(devices, machines, seconds):
     gathered = Collective("all-gather", ("data",), devices, 1, int(900e9), machines)
     chips = Topology("h100:4x2", GPUS["h100"], [dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100")])
-    least = bound(Figures(0, 0, 0, 0, 989.4e12, 0, [gathered]), chips, "float32")
+    least = bound(Figures(0, 0, 0, 0, 989.4e12, 0, [gathered], {}), chips, "float32")
     assert (least.network, least.products) == pytest.approx((seconds, 2.0))
 
 
@@ -287,7 +287,7 @@ def test_a_program_that_does_not_fit_needs_its_arguments_once():
         raise RuntimeError("the program (100.00G) exceeds available HBM")
 
     gpus, arguments = Topology("h100", GPUS["h100"], []), 2**30
-    compiled_anyway = Figures(arguments, 0, 2**40, 0, 0.0, 0.0, [])
+    compiled_anyway = Figures(arguments, 0, 2**40, 0, 0.0, 0.0, [], {})
     assert on_topology._compiled("update", gpus, lambda: compiled_anyway, arguments) == 2**40 + arguments
     assert on_topology._compiled("update", gpus, give_up, arguments) == 101 * 2**30
 
@@ -296,7 +296,7 @@ def test_a_program_that_does_not_fit_needs_its_arguments_once():
 def test_answers_are_forecast_in_the_dtype_of_decoding(monkeypatch, given, dtype):
     config, found = small(**{"model.dtype": "float32", "decode.dtype": given}), []
     gpus = Topology("h100", GPUS["h100"], [dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100")])
-    program = Figures(0, 0, 0, 0, 1e15, 0.0, [])
+    program = Figures(0, 0, 0, 0, 1e15, 0.0, [], {})
     monkeypatch.setattr(on_topology, "compile_answer", lambda *given: found.append(given[2].dtype) or program)
     monkeypatch.setattr(on_topology, "kernels", lambda program: 0)
     lines = list(on_topology._answer_lines(config, build_task(config), modelled(config), gpus, make_mesh(1), 0.0))
@@ -399,7 +399,8 @@ def test_bytes_are_those_counted_by_hand(name, program):
     function, *by_hand = BY_HAND[program]
     expected = by_hand[("v5e", "v6e", "h100").index(name)]
     donated = (0, 1, 2) if function is adam_in_a_loop else ()
-    compiled = jax.jit(function, donate_argnums=donated).lower(*arguments).compile(compiler_options(topology.platform))
+    options = compiler_options(topology.devices[0].platform)
+    compiled = jax.jit(function, donate_argnums=donated).lower(*arguments).compile(options)
     moved, own = traffic(parse(compiled.as_text())), dict(compiled.cost_analysis() or {}).get("bytes accessed", 0)
     print(f"\n{name}, {program}: {expected / 1e9:.3f} GB by hand, {moved / 1e9:.3f} counted, {own / 1e9:.3f} by XLA")
     assert moved == pytest.approx(expected, rel=0.01)

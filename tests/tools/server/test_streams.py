@@ -123,8 +123,8 @@ def test_a_stream_that_takes_too_long_says_so(predictor, monkeypatch):
 
 def test_limits_hold_before_a_stream_begins_while_the_thread_of_streams_is_busy(predictor, monkeypatch):
     limits, engine, free = LIMITS._replace(answer_seconds=0.5, streams=2), Engine(predictor, LIMITS), threading.Event()
-    pieces = engine.pieces
-    monkeypatch.setattr(engine, "pieces", lambda requests: [free.wait(30), pieces(requests)][1])
+    pieces = predictor.inputs.pieces
+    monkeypatch.setattr(predictor.inputs, "pieces", lambda requests: [free.wait(30), pieces(requests)][1])
     with served(engine, limits) as port, ThreadPoolExecutor(1) as clients:
         first = clients.submit(stream, port, "abc", "b")
         wait_until(lambda: ask(port, "/v1/health")[1]["waiting"] == 2)

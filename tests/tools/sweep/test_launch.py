@@ -51,9 +51,10 @@ if share == "--share=1/2" and not os.path.exists("{0}"):
     assert shares(tmp_path) == ["--share=0/2", "--share=1/2", "--share=1/2"]
 
 
-def test_workers_that_always_die_are_given_up(tmp_path, capsys):
-    workers = local(tmp_path, "sys.exit(1)", 1)
-    assert workers.run() == 1
+@pytest.mark.parametrize("code", [1, 75])  # a crash; storage that was away
+def test_workers_that_always_die_are_given_up(tmp_path, capsys, code):
+    workers = local(tmp_path, f"sys.exit({code})", 1)
+    assert workers.run() == code
     assert len(shares(tmp_path)) == DEATHS + 1
     assert f"sweep: gave up: {DEATHS + 1} workers died, and no trial has ended since" in capsys.readouterr().err
 

@@ -1,3 +1,4 @@
+import errno
 import signal
 import subprocess
 import sys
@@ -151,13 +152,26 @@ def test_a_report_may_go_to_the_home_directory(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "home" / "found" / "index.html").exists()
 
 
+def test_storage_that_is_away_is_not_a_mistake(tmp_path, capsys, monkeypatch):
+    queue = open_queue(tmp_path)
+    while claim := queue.claim():
+        claim.complete(0.5, {"valid/loss": 0.5}, 1.0)
+
+    def away(path, content, shared=False):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("jformer.tools.pages.page.replace_content", away)
+    assert main(words(tmp_path, "--report")) == 75
+    assert "could not be written now (Stale file handle); rerun the same command" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--report", "--worker"], "--report and --worker exclude each other"),
         (["--worker", "--slurm="], "--worker and --slurm exclude each other"),
         (["--report", "--retry_failed"], "--retry_failed starts a sweep again: not with --report"),
-        (["--config.optim.learning_rate=4.0"], "--config.optim.learning_rate is for all trials, but"),
+        (["--config.optim.learning_rate=4.0"], "=1.0, but --config.optim.learning_rate is for all trials"),
         (["--config.seed=4"], "seeds are SEEDS=(0, 1, …), not an override"),
         (["--storage=postgresql+psycopg://me:secret@127.0.0.1:1/sweeps"], "psycopg://me:…@127.0.0.1:1"),
         (["--workers=0"], "--workers=0 and --lease=60.0 must be above 0"),
@@ -181,6 +195,7 @@ def test_options_that_cannot_work_are_refused_in_one_line(tmp_path, capsys, opti
         ("def sweep(): return product({'seed': 1})", {}, "not iterable"),
         ("def sweep(): yield from product(None)", {}, "not iterable"),
         ("def sweep(): return ['model.norm']", {}, "it returns dicts of keys"),
+        ("def sweep(): return [{'seed': 1}]", {}, "arm 'base': seed=1, but seeds are SEEDS=(0, 1)"),
         ("def sweep(): return {1: {}, '1': {'model.norm': 'post'}}", {}, "two arms are '1': name them"),
         (SWEEP, {"SEEDS": 3}, "SEEDS=3 must be like SEEDS = (0, 1, 2)"),
         (SWEEP, {"SEEDS": (0, -1)}, "seed=-1 must be 0 to 4294967295"),

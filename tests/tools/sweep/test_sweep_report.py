@@ -6,6 +6,7 @@ import re
 import urllib.parse
 
 import pytest
+from etils.epath import Path
 from matplotlib import pyplot
 from scipy import stats
 
@@ -15,7 +16,7 @@ from jformer.tools.pages import plots
 from jformer.tools.sweep.experiment import load_experiment
 from jformer.tools.sweep.sweep_plots import factor
 from jformer.tools.sweep.sweep_report import as_arms, as_csv, report
-from tests import browser
+from tests import browser, bucket
 from tests.stored_run import store_run
 from tests.tools.sweep.sweeps import SEARCH, write
 
@@ -163,10 +164,22 @@ def test_where_all_trials_failed_the_first_error_and_a_table_of_them_are_left(sw
         assert [row["error"] for row in table(folder / "results.csv")] == [trial.error for trial in failed]
 
 
+def test_trials_of_a_bucket_are_linked_from_there_alone(sweep, tmp_path):
+    experiment, trials, _ = sweep()
+    bucket.pretend(tmp_path / "buckets")
+    workdir = Path("gs://mine/sweep")
+    trials[0] = finish(trials[0], tmp_path / "buckets" / "mine" / "sweep", 2.0)
+    for output, links in ((workdir / "report", [f"../trials/{trials[0].name}"]), (Path(tmp_path) / "report", [])):
+        report(experiment, trials, workdir, output)
+        page = (output / "index.html").read_text()
+        assert trials[0].name in page
+        assert [urllib.parse.unquote(link) for link in re.findall(r'<a href="([^"]*)">', page)] == links
+
+
 def test_an_output_that_cannot_be_written_is_named(sweep):
     experiment, trials, workdir = sweep()
     (workdir / "file").touch()
-    with pytest.raises(UserError, match=r"sweep/file/report: cannot be written to .Not a directory.; name another"):
+    with pytest.raises(UserError, match=r"sweep/file/report: Not a directory; move it away"):
         report(experiment, [finish(trials[0], workdir, 2.0)], workdir, workdir / "file" / "report")
 
 
