@@ -62,7 +62,8 @@ class SearchLoop(NamedTuple):
     result: Callable[[PyTree], Decoded]  # the result so far; final for sentences that are `done`
     stable_prefix: Callable[[PyTree], tuple[Int[Array, "b t"], Int[Array, " b"]]]
     """The tokens that every sentence's best output is certain to begin with, and how many there are."""
-    traced: Callable[[PyTree], tuple[PyTree, PyTree]] | None = None  # of beams: `body`, with the step's Trace
+    traced: Callable[[PyTree], tuple[PyTree, PyTree]] | None = None
+    """Of a beam: `body`, which also returns the Trace of its step."""
 
     def run(self) -> Decoded:
         """Search to the end."""

@@ -68,7 +68,7 @@ def _is_replaced(entry: Mapping[str, Any], now: Any) -> bool:
     return all(_with_effect(key, value) == new.get(key) for key, value in settings.items())
 
 
-def earlier(folder: Path) -> dict[str, Any] | None:
+def read(folder: Path) -> dict[str, Any] | None:
     """Return a folder's results.json, {} if it has none, None if that cannot be read as results.
 
     Raises UserError for one of a newer version, which must not be replaced.
@@ -85,9 +85,9 @@ def save(folder: Path, now: Mapping[str, Any]) -> dict[str, Any]:
     """Merge new results, test sets and `run`, into a folder's results.json, and return its new content.
 
     Numbers that are not finite become null. A file that cannot be read as results is replaced, which is reported on
-    standard error. Raises UserError as `earlier` does.
+    standard error. Raises UserError as `read` does.
     """
-    before = earlier(folder)
+    before = read(folder)
     if before is None:
         print(f"{folder / 'results.json'}: cannot be read; its content is replaced by the new scores", file=sys.stderr)
     # Tuples become lists, so that settings equal those of the file.
