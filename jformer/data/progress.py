@@ -16,8 +16,8 @@ BARS = "▁▂▃▄▅▆▇█"
 SILENCE = (2.0, 30.0)  # seconds between two lines: on a terminal, elsewhere
 # Plural nouns of what is counted.
 NOUNS = re.compile(
-    r"\b(answer|checkpoint|example|input|output|text|token|line|return|feed|mark|file|parameter|reference|update)s"
-    r"( that are)?\b"
+    r"\b(answer|checkpoint|example|input|output|text|token|word|line|return|feed|mark|file|parameter|kernel|reference|"
+    r"update)s( that are)?\b"
 )
 
 

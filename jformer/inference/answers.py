@@ -149,11 +149,6 @@ class Part(enum.Enum):
     DECODER_SELF = "decoder self-attention"
     CROSS = "cross-attention"
 
-    @property
-    def title(self) -> str:
-        """Its name on a page."""
-        return self.value
-
 
 class AttentionWeights(NamedTuple):
     """Attention weights between the positions of a text; rows sum to 1."""

@@ -52,6 +52,11 @@ def test_a_terminal_sees_a_bar_of_what_has_a_total_and_no_colours(monkeypatch):
     assert terminal.sequences(said[0]) <= terminal.MOVES
 
 
+def test_one_of_a_kind_is_singular():
+    for noun in ("word", "kernel"):
+        assert [progress.counted(count, f"{noun}s cut") for count in (1, 2)] == [f"1 {noun} cut", f"2 {noun}s cut"]
+
+
 def test_a_curve_has_no_more_bars_than_asked_for_and_leaves_out_what_is_no_number():
     assert progress.sparkline([math.nan, 3.0, math.inf, 1.0]) == "█▁"
     assert progress.sparkline([9.0, 9.0, 5.0, 5.0, 1.0, 1.0], width=3) == "█▅▁"

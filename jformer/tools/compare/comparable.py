@@ -11,7 +11,7 @@ from typing import Any
 from etils.epath import Path
 
 from jformer.config.options import Config
-from jformer.errors import UserError, nearest
+from jformer.errors import UserError, check_choice
 from jformer.evaluation import records
 from jformer.evaluation.score_tables import scored_sets
 from jformer.storage import run_path
@@ -37,8 +37,7 @@ def allowed_kinds(despite: str) -> list[str]:
     """Return the kinds that a comma-separated list names; raise UserError for an unknown one."""
     allowed = list(filter(None, despite.split(",")))
     for kind in allowed:
-        if kind not in KINDS:
-            raise UserError(f"--despite={kind}; {nearest(kind, KINDS)}")
+        check_choice("--despite", kind, KINDS)
     return allowed
 
 

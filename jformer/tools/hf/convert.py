@@ -47,7 +47,6 @@ LABELLED = ("classify", "tag")  # tasks whose classes have names
 ENDS = 2  # classes of task qa: the first token of an answer, and the last one
 BIAS = "final_logits_bias"
 TENSORFLOW = {"gamma": "weight", "beta": "bias"}
-SHOWN = 8  # heads that are left out in a summary
 LONGEST = 512  # tokens of a text where no table of learned positions limits it; answering may raise it
 # Defaults for fine-tuning; a config of your own with train.init_from overrides them.
 TRAINING = {
@@ -260,7 +259,7 @@ def without_place(found: ForeignModel) -> list[str]:
     left = {".".join(name.split(".")[:2]) for name in found.source.found
             if name not in (*read, *family.copies, BIAS) and (family.is_head(name) or ".pooler." in name)}  # fmt: skip
     lacks = ["a head for masked tokens (train it)"] if is_bare(found.model, found.task) else []
-    return [*(f"{name}.*" for name in sorted(left)[:SHOWN]), *lacks]
+    return [*(f"{name}.*" for name in sorted(left)[: tables.SHOWN]), *lacks]
 
 
 def read_tokenizers(

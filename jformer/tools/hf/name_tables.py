@@ -15,7 +15,7 @@ from jformer.errors import UserError
 from jformer.parallel.sharding import named_leaves, parameter_names
 from jformer.tools.hf.tensors import Tensors
 
-SHOWN = 8  # mismatches in an error
+SHOWN = 8  # names in an error or a summary
 
 
 class Entry(NamedTuple):

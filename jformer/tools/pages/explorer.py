@@ -192,7 +192,7 @@ def _maps(part: AttentionWeights, side: int, packed: list[str]) -> dict[str, Any
     mask = None if part.mask.all() else _packed(part.mask, packed)  # what is shown first is packed first
     means = [_packed(_steps(layer.mean(axis=0)), packed) for layer in part.weights]
     return {
-        "name": part.part.title,
+        "name": part.part.value,
         "rows": [*map(page.visible, part.rows)],
         "columns": [*map(page.visible, part.columns)],
         "side": side,

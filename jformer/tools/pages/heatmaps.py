@@ -75,7 +75,7 @@ def _new_grid(title: str, layers: int, heads: int, height: float, width: float) 
 def _maps(part: AttentionWeights) -> "Figure":
     """Return a figure with a panel for every layer and head, rows down and columns across."""
     layers, heads, rows, columns = part.weights.shape
-    figure, grid = _new_grid(part.part.title, layers, heads, *(max(LEAST, TOKEN * n) for n in (rows, columns)))
+    figure, grid = _new_grid(part.part.value, layers, heads, *(max(LEAST, TOKEN * n) for n in (rows, columns)))
     for layer, head in np.ndindex(layers, heads):
         axes = grid[layer, head]
         axes.patch.set(**MASKED)  # visible where nothing is drawn
@@ -110,7 +110,7 @@ def _pictures(image: Any, part: AttentionWeights) -> "Figure":
     if part.part is Part.CROSS:
         across = min(8, len(part.rows))
         named = list(zip(_plain(part.rows), part.weights[-1].mean(axis=0), strict=True))
-        title = f"{part.part.title}, last layer, mean of heads"
+        title = f"{part.part.value}, last layer, mean of heads"
     else:
         layers, across = part.weights.shape[:2]
         first = len(part.rows) - side**2

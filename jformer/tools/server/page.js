@@ -61,8 +61,7 @@ function show(input, answer) {
   const [best, ...others] = answer.outputs;
   const made = element("div", { class: "answer" }, element("span", { dir: "auto" }, best.text));
   made.append(element("span", { class: "number" }, shown(number(best))));
-  const labels = Object.entries(best.labels ?? {}).map(([text, probability]) => [text, probability]);
-  const rest = [...others.map((output) => [output.text, number(output)]), ...labels];
+  const rest = [...others.map((output) => [output.text, number(output)]), ...Object.entries(best.labels ?? {})];
   if (rest.length) {
     const line = ([text, value]) =>
       element("li", {}, element("span", { dir: "auto" }, text), element("span", { class: "number" }, shown(value)));
