@@ -26,6 +26,7 @@ from jformer.parallel import processes
 from jformer.storage import in_bucket, is_outage
 
 MANIFEST = "manifest"
+SAVE_SECONDS = 24 * 3_600  # Orbax gives up after 20 minutes, in which a slow disk does not take a large state
 log_failures_once()  # here: every use of Orbax imports this module
 
 
@@ -50,7 +51,8 @@ class Checkpoints:
         self.directory = Path(directory if in_bucket(directory) else directory.absolute())
         self._every, self._keep_last, self._clean = every, keep_last, clean
         self._manifests: dict[int, Manifest] = {}  # those that were read or written
-        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        patience = ocp.options.AsyncOptions(timeout_secs=SAVE_SECONDS)
+        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=patience)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
         if clean and processes.is_main_process():

@@ -59,15 +59,26 @@ class Weights(NamedTuple):
     base: str  # of adapters: the digest of the parameters that they modify
 
 
-def load_saved(workdir: Path, settings: Config, mesh: Mesh, abstract: PyTree = None) -> Weights:
-    """Return the saved parameters that `evaluate.weights` names, sharded for inference; adapters without their base.
+def load_saved(
+    workdir: Path, settings: Config, mesh: Mesh, abstract: PyTree = None, whole: Sequence[str] = (FSDP,)
+) -> Weights:
+    """Return the saved parameters that `evaluate.weights` names; adapters without their base.
 
-    They are those in `abstract`, or, without it, all that were saved. The last ones and their moving average come from
-    the newest intact checkpoint; skipped ones are reported on standard error. Raises UserError if other checkpoints are
-    needed and damaged.
+    The last ones and their moving average come from the newest intact checkpoint; skipped ones are reported on standard
+    error.
+
+    Args:
+        workdir: of the run.
+        settings: its config; `evaluate.weights` names the parameters.
+        mesh: where they are placed.
+        abstract: their shapes and shardings; None = all that were saved.
+        whole: axes of the mesh that split none of these, such as fsdp for inference.
+
+    Raises:
+        UserError: other checkpoints are needed and damaged.
     """
     with checkpoint.open_run(workdir) as saved:
-        params, steps = _params_and_steps(saved, workdir, settings, abstract or _saved_shapes(saved, mesh))
+        params, steps = _params_and_steps(saved, workdir, settings, abstract or _saved_shapes(saved, mesh, whole))
         manifests = [saved.manifest(step) for step in steps]
     progress, item = manifests[-1].progress, "ema" if settings.evaluate.weights == "ema" else "params"
     arrays = [{path: entry.digest for path, entry in manifest.arrays[item].items()} for manifest in manifests]
@@ -76,12 +87,16 @@ def load_saved(workdir: Path, settings: Config, mesh: Mesh, abstract: PyTree = N
     return Weights(params=params, steps=steps, tokenizers=tokenizers, digest=digest, base=base)
 
 
-def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh) -> PyTree:
+def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh, whole: Sequence[str]) -> PyTree:
     """Return shapes and shardings as `abstract_params` does, of all parameters that a run has saved."""
     arrays = saved.newest_manifest().arrays["params"]
     shapes = {path: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for path, entry in arrays.items()}
     tree = traverse_util.unflatten_dict(shapes, sep="/")
-    return abstract_like(tree, parameter_shardings(mesh, tree, (FSDP,)))
+    try:
+        shardings = parameter_shardings(mesh, tree, whole)
+    except UserError:  # fsdp does not divide one, which another run may have in another size, or not at all
+        shardings = parameter_shardings(mesh, tree, (FSDP,))
+    return abstract_like(tree, shardings)
 
 
 def write_run(
@@ -117,7 +132,12 @@ def write_run(
 
 
 def load_weights(
-    workdir: Path, settings: Config, model: Model | None, mesh: Mesh, base: tuple[PyTree, str] | None = None
+    workdir: Path,
+    settings: Config,
+    model: Model | None,
+    mesh: Mesh,
+    base: tuple[PyTree, str] | None = None,
+    whole: Sequence[str] = (FSDP,),
 ) -> Weights:
     """Return the parameters of a run as `load_saved` does, those of adapters with their base.
 
@@ -127,13 +147,14 @@ def load_weights(
         model: what they are for; one with adapters keeps these separate, others merge them. None = all that were saved.
         mesh: where they are placed.
         base: the parameters that adapters modify, and their digest; None = those of train.init_from.
+        whole: axes of the mesh that split none of them.
 
     Raises:
         UserError: as `load_saved` does, and for adapters whose base is gone or has other parameters.
     """
     lora, origin = settings.model.lora, settings.train.init_from
-    whole = abstract_params(model, mesh) if model else None
-    own = load_saved(workdir, settings, mesh, None if lora.rank else whole)
+    wanted = abstract_params(model, mesh, whole) if model else None
+    own = load_saved(workdir, settings, mesh, None if lora.rank else wanted, whole)
     if not lora.rank:
         return own
     if base:
@@ -144,22 +165,25 @@ def load_weights(
                 f"{workdir}: holds adapters of the run in {origin!r}, which is not there: restore it, or name its new "
                 "location with --config.train.init_from"
             )
-        parent = load_parent(origin, mesh)
+        parent = load_parent(origin, mesh, whole)
         refuse_other_base(workdir, own.base, parent.digest)
         base = parent.params, parent.digest
     params = overlaid(base[0], own.params)
     if model is None or not model.config.lora.rank:
         params = merged(lora, params)
-    if whole:
-        params, _ = adopt(params, whole, origin, new=False)
-        params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, whole))
+    if wanted:
+        params, _ = adopt(params, wanted, origin, new=False)
+        params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, wanted))
     return own._replace(params=params)
 
 
-def load_parent(workdir: str, mesh: Mesh) -> Weights:
-    """Return the parameters of a run that another starts from. Raise UserError if its tokenizer has changed."""
+def load_parent(workdir: str, mesh: Mesh, whole: Sequence[str] = (FSDP,)) -> Weights:
+    """Return the parameters of a run that another starts from, split over the axes that are not in `whole`.
+
+    Raises UserError if its tokenizer has changed.
+    """
     path = run_path(workdir)
-    weights = load_weights(path, load_config(path / "config.json"), None, mesh)
+    weights = load_weights(path, load_config(path / "config.json"), None, mesh, whole=whole)
     refuse_other_tokens(path, weights, load_tokenizers(path / "tokenizer"))
     return weights
 

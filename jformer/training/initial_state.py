@@ -101,7 +101,7 @@ def inherit(
     """
     notes, digest = list[str](), ""
     if origin := config.train.init_from:
-        parent, lora = load_parent(origin, mesh), config.model.lora
+        parent, lora = load_parent(origin, mesh, whole=()), config.model.lora
         before = load_tokenizers(run_path(origin) / "tokenizer")[1]
         other = other_answers(origin, before, tokenizers[1], new)
         kept = {name: part for name, part in parent.params.items() if not other or name not in HEADS_OF_LABELS}

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jformer.checkpoints.weights import adopt
+from jformer.checkpoints.checkpoint import Checkpoints
+from jformer.checkpoints.weights import adopt, load_parent
 from jformer.config import resolve, save_config
 from jformer.data.tokenizers import LabelTokenizer, NumberTokenizer, learn
 from jformer.errors import UserError
@@ -59,7 +60,7 @@ def parent_run(path, target, model=None):
 def test_inherited_parameters_are_finite(tmp_path, monkeypatch, value):
     fresh = {"embedding": {"embedding": jnp.zeros((4, 3))}}
     parent = SimpleNamespace(params={"embedding": {"embedding": jnp.full((4, 3), value)}}, digest="")
-    monkeypatch.setattr(initial_state, "load_parent", lambda *_: parent)
+    monkeypatch.setattr(initial_state, "load_parent", lambda *_, **options: parent)
     config, words = parent_run(tmp_path / "parent", None)
     if value == 0:
         notes = inherit(config, (words, words), make_mesh(1), fresh)[1]
@@ -69,13 +70,24 @@ def test_inherited_parameters_are_finite(tmp_path, monkeypatch, value):
         inherit(config, (words, words), make_mesh(1), fresh)
 
 
+@pytest.mark.parametrize(("width", "split"), [(3, 3), (4, 2)])  # where one does not divide, all is whole
+def test_a_parent_is_split_as_the_run_is(tmp_path, width, split):
+    parent_run(tmp_path, None)
+    params = {"embedding": {"embedding": jnp.ones((5, width))}, "norm": {"scale": jnp.ones(4)}}
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(0, {"params": params}, {"step": 0}, None)
+    found = load_parent(str(tmp_path), make_mesh(1, fsdp=2), whole=()).params["embedding"]["embedding"]
+    assert found.sharding.shard_shape(found.shape) == (5, split)
+    np.testing.assert_array_equal(found, params["embedding"]["embedding"])
+
+
 def test_a_head_is_copied_for_the_same_labels_alone(tmp_path, monkeypatch):
     def labels(*names):
         return LabelTokenizer("label", "identity", names)
 
     config, words = parent_run(tmp_path, labels("no", "yes"))
     old, new = ({"classifier": {"kernel": jnp.full((3, 2), value)}} for value in (1.0, 2.0))
-    monkeypatch.setattr(initial_state, "load_parent", lambda *_: SimpleNamespace(params=old, digest=""))
+    monkeypatch.setattr(initial_state, "load_parent", lambda *_, **options: SimpleNamespace(params=old, digest=""))
     params, notes, _ = inherit(config, (None, labels("bad", "good")), make_mesh(1), new)
     assert params["classifier"]["kernel"].tolist() == new["classifier"]["kernel"].tolist()
     assert notes == [
@@ -135,7 +147,7 @@ def test_a_new_head_that_would_be_frozen_is_refused():
 
 def test_a_model_that_reads_the_same_parameters_in_another_way_is_told(tmp_path, monkeypatch):
     params = {"encoder": {"kernel": jnp.ones(2)}}
-    monkeypatch.setattr(initial_state, "load_parent", lambda *_: SimpleNamespace(params=params, digest=""))
+    monkeypatch.setattr(initial_state, "load_parent", lambda *_, **options: SimpleNamespace(params=params, digest=""))
     own = {"num_heads": 4, "dropout": 0.3, "vocab_size": 7, "dtype": "bfloat16"}
     config, words = parent_run(tmp_path, None, own)
     notes = inherit(config, (words, words), make_mesh(1), params)[1]
@@ -147,7 +159,7 @@ def test_a_model_that_reads_the_same_parameters_in_another_way_is_told(tmp_path,
 def test_a_head_of_numbers_is_brought_into_the_unit_of_the_run(tmp_path, monkeypatch):
     head = {"kernel": jnp.full((3, 1), 2.0), "bias": jnp.array([0.5])}
     parent = SimpleNamespace(params={"classifier": head}, digest="")
-    monkeypatch.setattr(initial_state, "load_parent", lambda *_: parent)
+    monkeypatch.setattr(initial_state, "load_parent", lambda *_, **options: parent)
     config, words = parent_run(tmp_path, NumberTokenizer(2.0, 3.0))
     fresh = {"classifier": {"kernel": jnp.zeros((3, 1)), "bias": jnp.zeros(1)}}
     found = inherit(config, (words, NumberTokenizer(5.0, 6.0)), make_mesh(1), fresh)[0]["classifier"]
