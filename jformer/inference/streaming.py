@@ -59,7 +59,10 @@ def make_stream(setup: SearchSetup) -> Programs:
     """
 
     def begin(params: Sequence[PyTree], batch: SearchBatch, room: int) -> Any:
-        return on_every_part(lambda *given: begin_search(setup, *given, room).init, setup.mesh)(params, batch)
+        def start(params: Sequence[PyTree], batch: SearchBatch) -> Any:
+            return begin_search(setup, params, batch, room).init
+
+        return on_every_part(start, setup.mesh)(params, batch)
 
     def advance(
         params: Sequence[PyTree], batch: SearchBatch, room: int, state: PyTree, cancelled: Bool[Array, " b"]

@@ -91,10 +91,12 @@ class Examination:
             if "RESOURCE_EXHAUSTED" in str(error):  # as the compiler for TPUs says
                 return None
             raise
-        device, needed = self._mesh.local_devices[0], program.memory_analysis().temp_size_in_bytes
+        device = self._mesh.local_devices[0]
+        there, needed = available(device), program.memory_analysis()
+        if there is None or needed is None:
+            return program
         devices = len(self._mesh.local_devices) if device.platform == "cpu" else 1  # which share one memory
-        there = available(device)
-        return program if there is None or needed * devices <= there.free else None
+        return program if needed.temp_size_in_bytes * devices <= there.free else None
 
     def _examine(self, state: TrainState, batch: Batch, step: Array) -> Broken:
         key = jax.random.fold_in(jax.random.key(self._seed), step)
