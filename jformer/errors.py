@@ -12,7 +12,7 @@ from typing import Any
 DONE = 0  # exit codes: success
 FAILED = 1  # a check did not pass, or trials of a sweep are not done and will not be
 MISTAKE = 2  # the user can fix it: a UserError was printed
-LOST = 75  # another process of the run died, or storage was away: rerun the same command to resume
+LOST = 75  # another process died or did not come, or storage was away: rerun the same command to resume
 STUCK = 76  # a process is stuck, maybe this one; its stacks were shown: rerun the same command to resume
 ABORTED = 134  # the same, where JAX's C++ aborted the process: 128 + SIGABRT, as a shell reports it
 STOPPED = 143  # stopped by SIGTERM or SIGINT, after saving

@@ -69,10 +69,12 @@ def _no_constant(name: str) -> Any:
 def refuse_newer(schema: object, known: int, where: str) -> None:
     """Raise NewerError if the schema number in a file is larger than the one that this version writes.
 
-    None, for a file without a schema number, means 1. The number goes up when older code would misread the file.
+    None, for a file without a schema number, means 1. The number goes up when older code would misread the file. Raises
+    UserError if it is no such number.
     """
     if schema is not None and (type(schema) is not int or not 1 <= schema <= known):
-        raise NewerError(
+        newer = type(schema) is int and schema > known
+        raise (NewerError if newer else UserError)(
             f"{where}: schema={schema!r:.40}, and this version of jformer reads up to {known}: upgrade jformer"
         )
 

@@ -50,8 +50,8 @@ either
                  JAX_PROCESS_ID identify the processes, or
   --coordinator=HOST:PORT --processes=N --process=I
                  a free port of process 0's machine, the number of processes, and the number of this one, from 0
-Exit code 75, or 134 from JAX itself: one of them died, or storage was away. 76: one was stuck (also a single
-process). Rerun the same command in all of them to resume from the last checkpoint; see docs/processes.md.
+Exit code 75, or 134 from JAX itself: one of them died or did not come, or storage was away. 76: one was stuck (also a
+single process). Rerun the same command in all of them to resume from the last checkpoint; see docs/processes.md.
 Exit code 143: a signal stopped the command, which has saved its progress.
 """
 
@@ -81,6 +81,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from absl import flags
+from etils import epath
 
 from jformer.config import as_config_dict, child_config, default_config, load_config, resolve
 from jformer.config.config_files import override, run_config_file
@@ -190,8 +191,10 @@ def train(options: flags.FlagValues, config: Config, workdir: Path) -> int:
     """Train the run, or resume it, and score it."""
     with show_progress("loading JAX", quiet=not processes.is_main_process()):
         from jformer.evaluation import evaluate as _  # noqa: F401 (loaded now, so that scoring begins at once)
+        from jformer.evaluation import results
         from jformer.trainer import train as train_run
 
+    results.read(workdir)  # refuses those of a newer version before training
     processes.end_at_once("stopped before the first update")
     with processes.watched():
         finished = train_run(config, workdir)
@@ -343,8 +346,8 @@ MODES: dict[str, Callable[[flags.FlagValues, Config, Path], int]] = {
 def keep_compiled(config: Config) -> None:
     """Cache compiled programs beside the tokenized corpora, unless the environment names a directory.
 
-    Several processes cache theirs only where all see them. JAX writes those of process 0, and XLA lets GPUs of several
-    hosts measure kernels together: process 0, which had the program, would leave the others waiting for its share.
+    Several processes cache theirs only where all see them: JAX writes those of process 0, and XLA shares the autotuning
+    of GPUs out among the hosts, so that the others would wait for the part of process 0, which has its programs.
     """
     import jax
 
@@ -353,7 +356,9 @@ def keep_compiled(config: Config) -> None:
         folder = str(Path(config.data.cache_dir).expanduser() / "compiled")
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
-    if folder and not processes.is_shared(run_path(folder)):
+    if processes.process_count() > 1 and not (
+        processes.agree(bool(folder), all) and processes.is_shared(epath.Path(folder))
+    ):
         jax.config.update("jax_enable_compilation_cache", False)
 
 

@@ -96,7 +96,6 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
         shapes, sequence = data.batches.plan.shapes, mesh.shape[SEQUENCE]
         split = mesh.size * config.train.accumulation
         choices.append(kernel_line(model.config, target(), shapes, prefix, sequence, split))
-        processes.check_same({"the attention kernel": choices[-1]})
         optimizer = build_optimizer(model, config.optim, config.train.num_steps, config.train.freeze)
         ema, base = bool(config.train.ema_decay), optimizer.base
         create = functools.partial(create_state, tx=optimizer.transform, ema=ema, base=base)

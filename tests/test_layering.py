@@ -117,6 +117,10 @@ def test_collectives_by_hand_stand_in_parallel_only():
         assert not used or room_of(module) == "parallel", module
 
 
+def test_annotations_are_checked_as_written():
+    assert not [module for module, tree in trees(ROOT).items() if "__future__.annotations" in set(imports(tree))]
+
+
 def test_nobody_imports_the_door_or_the_trainer_and_nothing_imports_configs():
     for module, tree in trees(ROOT).items():
         assert "main" not in arrows_between_modules(ROOT)[module], module

@@ -146,6 +146,12 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(saved, file, tm
     assert err.endswith(f"/file/run: {tmp_path / 'file'} is a file; name a folder that can be written\n")
 
 
+def test_scores_of_a_newer_version_are_noticed_before_training(saved, capsys):
+    (saved / "results.json").write_text('{"schema": 99}')
+    assert call("--mode=train", f"--workdir={saved}") == 2
+    assert "results.json: schema=99, and this version of jformer reads up to" in capsys.readouterr().err
+
+
 def test_scores_that_cannot_be_written_are_named_before_the_work(saved, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert call("--mode=evaluate", f"--workdir={saved}", f"--output={tmp_path}/file/scores") == 2

@@ -26,7 +26,7 @@ from jformer.parallel import processes
 from jformer.storage import in_bucket, is_outage
 
 MANIFEST = "manifest"
-SAVE_SECONDS = 24 * 3_600  # Orbax gives up after 20 minutes, in which a slow disk does not take a large state
+SAVE_SECONDS = 24 * 3_600  # Orbax gives up after 20 minutes, too short for a large state on a slow disk
 log_failures_once()  # here: every use of Orbax imports this module
 
 
@@ -96,11 +96,12 @@ class Checkpoints:
         manifest = Manifest.of(state, progress, selection_cost)
         items = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
         items[MANIFEST] = ocp.args.JsonSave(manifest.to_json())
+        kinds = (Exception,) if in_bucket(self.directory) else (OSError, ValueError, RuntimeError)  # of buckets, any
         try:
             if processes.is_main_process():
                 self.directory.mkdir(parents=True, exist_ok=True)
             self._orbax.save(self.directory / str(step), args=ocp.args.Composite(**items), force=True)
-        except Exception as error:  # those of buckets are not all OSErrors
+        except kinds as error:
             raise self._clean_failure(step, error) from error
         self._saving = self._thread.submit(self._finish, step, manifest, on_host(state))
 

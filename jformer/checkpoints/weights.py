@@ -94,7 +94,7 @@ def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh, whole: Sequence[str
     tree = traverse_util.unflatten_dict(shapes, sep="/")
     try:
         shardings = parameter_shardings(mesh, tree, whole)
-    except UserError:  # fsdp does not divide one, which another run may have in another size, or not at all
+    except UserError:  # fsdp does not divide one of them, which the new run may not have
         shardings = parameter_shardings(mesh, tree, (FSDP,))
     return abstract_like(tree, shardings)
 

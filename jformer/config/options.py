@@ -71,7 +71,7 @@ LABEL_SCORES = {  # data.labels → the same for task classify
     "number": ("pearson", "spearman", "mean_squared_error"),
 }
 SCORES = tuple(dict.fromkeys(name for names in (*TEST_SCORES.values(), *LABEL_SCORES.values()) for name in names))
-OF_LOSSES = ("accuracy", "token_accuracy", "perplexity", "bits_per_character")  # those of validations without answers
+OF_LOSSES = ("accuracy", "token_accuracy", "perplexity", "bits_per_character")  # scores that need no answers
 # Keys beside the scores of a test set or of a row of metrics.jsonl.
 BESIDE_SCORES = ("examples", "counts", "checksum", "languages", "trained", "settings", "set", "step", "split")
 WEIGHTS = ("last", "best", "average", "ema")
@@ -182,7 +182,7 @@ class EvaluateConfig:
     # sacreBLEU (Post 2018). Exact match and perplexity are always there.
     scores: tuple[str, ...] = ("bleu", "chrf")
     # Scores of greedy answers at every evaluation while training, such as ("bleu",): those of a test set except
-    # OF_LOSSES, and your own of tasks that write text.
+    # accuracies of tokens, perplexity and bits per character, and your own of tasks that write text.
     during: tuple[str, ...] = ()
     during_examples: int = 500  # examples from the start of data.valid
     # A program of yours that scores texts, such as "python comet.py", or several with "; " between them: each is known

@@ -3,6 +3,7 @@
 Letters in shapes: b rows of a batch, v entries of the vocabulary.
 """
 
+import difflib
 import functools
 import re
 from collections import Counter
@@ -32,7 +33,7 @@ from jformer.data.tokenizers import (
 )
 from jformer.data.vocabularies import directed
 from jformer.decoding.decode_config import DecodeConfig
-from jformer.errors import UserError, nearest
+from jformer.errors import UserError
 from jformer.inference.answers import CUT, EMPTY, SPLIT, UNKNOWN, EncodedPair, Piece, Request
 from jformer.inference.one_pass import HEADS, tagged_pair
 from jformer.models import ModelConfig
@@ -402,7 +403,8 @@ def writable(tokenizer: Tokenizer, options: DecodeConfig, searched: bool = True)
     for key in ("forbid", "only"):
         for word in getattr(options, key):
             if word not in ids:
-                hint = nearest(word, ids, "name entries as the vocabulary writes them")
+                close = difflib.get_close_matches(word, ids, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "name entries as the vocabulary writes them"
                 raise UserError(f"decode.{key}: {word!r} is not in the vocabulary; {hint}")
     mask = np.full(tokenizer.vocab_size, not options.only)
     mask[[ids[word] for word in options.only]] = True

@@ -78,7 +78,7 @@ class Examination:
         processes.enter_phase(f"looking for non-finite values in update {step + 1}")
         program = self._compiled(state, batch, step)
         if not processes.agree(program is not None, all):
-            return "not looked for: finding the first non-finite value needs more memory than is free"
+            return "the first non-finite value is not known: finding it needs more memory than is free"
         assert program
         broken = jax.device_get(program(state, batch, step))
         return f"the first non-finite value is {self._first(broken)}"

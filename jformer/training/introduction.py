@@ -13,6 +13,7 @@ from jformer.data.tokenizers import NUM_SYMBOLS, LabelTokenizer, NumberTokenizer
 from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.layers.kernels import calls_of, choose_kernel, is_own_attention
+from jformer.parallel import processes
 from jformer.parallel.backend import Target, target_of
 from jformer.parallel.devices import Peak, products_line
 from jformer.parallel.mesh import slices_line
@@ -89,6 +90,8 @@ def kernel_line(
             choice = choose_kernel(model, target, call._replace(arrays=arrays))
             reasons.setdefault(choice.kernel, choice.why)
             taken.setdefault(choice.kernel, set()).add(shape)
+    chosen = "the attention kernels that they can use, unless model.execution.attention_kernel='own'"
+    processes.check_same({chosen: sorted((kernel, len(found)) for kernel, found in taken.items())})
     asked = model.execution.attention_kernel
     other = next((kernel for kernel in taken if kernel != asked), "")
     if asked not in ("auto", "own") and other:

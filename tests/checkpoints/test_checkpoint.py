@@ -259,6 +259,8 @@ def test_what_cannot_be_listed_does_not_hide_why_a_save_failed(tmp_path, monkeyp
 
 @pytest.mark.parametrize("kind", [OSError, HttpError])
 def test_a_save_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("jformer.checkpoints.checkpoint.in_bucket", lambda _: kind is HttpError)
+
     def begin(path, **_):
         path.with_name(f"{path.name}.orbax-checkpoint-tmp").mkdir()
         raise kind("no space")

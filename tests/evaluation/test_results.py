@@ -82,8 +82,9 @@ def test_scores_that_an_older_version_recorded_without_lengths_are_replaced(tmp_
     assert bleus(results.save(tmp_path, scored(31.0))) == ({"test": 31.0}, [])
 
 
-def test_a_file_that_is_no_results_is_replaced_and_that_is_said(tmp_path, capsys):
-    (tmp_path / "results.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", '{"schema": 0}'])
+def test_a_file_that_is_no_results_is_replaced_and_that_is_said(tmp_path, capsys, text):
+    (tmp_path / "results.json").write_text(text)
     assert bleus(results.save(tmp_path, scored(30.0))) == ({"test": 30.0}, [])
     assert "results.json: cannot be read; its content is replaced by the new scores\n" in capsys.readouterr().err
     results.save(tmp_path, scored(31.0))

@@ -236,7 +236,7 @@ def test_only_and_forbid_say_what_may_be_written():
     assert written() == everything
     assert written(forbid=("<unk>", "a")) == [i for i in everything if i not in (UNK, A)]
     assert written(only=("a", "b"), forbid=("b",)) == [EOS, A]
-    with pytest.raises(UserError, match=r"decode\.forbid: 'ab' is not in the vocabulary; did you mean [ab]\?"):
+    with pytest.raises(UserError, match=r"decode\.forbid: 'ab' is not in the vocabulary; did you mean '[ab]'\?"):
         written(forbid=("ab",))
     with pytest.raises(UserError, match=r"decode\.only: 'xyz' is not in the vocabulary; name entries as"):
         written(only=("xyz",))

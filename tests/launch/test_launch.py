@@ -488,7 +488,7 @@ def test_a_job_may_have_a_process_for_each_gpu(cloud):
     arguments = [f"--workdir={cloud.folder}/run", f"--code={PLACE}"]
     result = cloud.run("bash", str(ROOT / "docs/slurm.sbatch"), *arguments, JFORMER_PROCESSES="2", **told)
     assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == ["node-a:20123 4 0"] * 2 + ["node-a:20123 4 1"] * 2
+    assert sorted(result.stdout.splitlines()) == ["node-a:24123 4 0"] * 2 + ["node-a:24123 4 1"] * 2
     assert len(list((cloud.folder / "run").glob("starts-*.jsonl"))) == 4
     shown = cloud.launch("slurm", "--nodes=2", "--gpus=2", "--per=gpu", *RUN).stdout
     assert "--export=ALL,JFORMER_RETRIES=5,JFORMER_PROCESSES=2 " in shown

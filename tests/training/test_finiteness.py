@@ -94,13 +94,13 @@ def test_a_parameter_of_all_layers_is_in_none_and_an_output_is_in_its_layer(tiny
 def test_without_memory_for_it_nothing_is_looked_for(tiny, monkeypatch):
     examined = examination(tiny)
     monkeypatch.setattr("jformer.training.finiteness.available", lambda device: Available(2**30, 10, 0))
-    assert examined(weight=np.inf).startswith("not looked for: ")
+    assert examined(weight=np.inf).startswith("the first non-finite value is not known: ")
 
     def refuse(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
-    assert examined(weight=np.inf).startswith("not looked for: ")
+    assert examined(weight=np.inf).startswith("the first non-finite value is not known: ")
 
 
 def test_the_microbatch_is_named(examined):

@@ -51,14 +51,17 @@ def test_a_vocabulary_that_the_text_does_not_fill_is_noted():
     assert unfilled(DataConfig(tokenizer="byte", vocab_size=999), (ByteTokenizer("identity"),) * 2) == ""
 
 
-def test_the_kernel_that_attends_is_named_with_the_reason():
+def test_the_kernel_that_attends_is_named_with_the_reason(monkeypatch):
     plain, dropping = ModelConfig(**SMALL), ModelConfig(**SMALL, attention_dropout=0.1)
     short, long = [Shape(8, 32, 32)], [Shape(8, 128, 4_096)]
     assert kernel_line(plain, H100, short) == "attention kernel: own (cuDNN's has no float32)"
     assert kernel_line(plain, CPU, short) == "attention kernel: own (on cpu there is no fused one)"
+    told = []
+    monkeypatch.setattr("jformer.parallel.processes.check_same", lambda fields: told.extend(fields.values()))
     why = "model.attention_dropout=0.1 drops weights"
     few, on_tpu = "few enough to store their scores", "(on tpu: scores stay beside the cores)"
     assert kernel_line(dropping, TPU, short) == f"attention kernel: own ({why})"
+    assert told == [[("own", 1)]]  # what all processes must choose; reasons name the kind of device
     chunks = "attention kernel: chunked (up to {} queries at a time; {}), rows {}"
     for parts, size in ((1, 64), (4, 128)):  # the decoder's own, and the others
         assert kernel_line(dropping, TPU, long, parts=parts) == chunks.format(size, why, on_tpu)

@@ -189,23 +189,26 @@ def refuse_unshared(folder: Path) -> None:
 
 def is_shared(folder: Path) -> bool:
     """Return whether all processes see what process 0 writes into a folder, which it creates; False if it cannot."""
-    return not _blind_to(folder, OSError)
+    return not _blind_to(folder, Exception)  # errors of buckets are not all OSErrors
 
 
 def _blind_to(folder: Path, *ignored: type[Exception]) -> list[str]:
     """Return the names of the processes that do not see a file that process 0 writes into a folder."""
     if _service is None:
         return []
-    service = _service
+    service, sees = _service, False
     path = folder / f"processes-{agree(secrets.token_hex(8), lambda tokens: tokens[0])}"
     if is_main_process():
         with contextlib.suppress(*ignored):
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(path.name)
     barrier()
-    seen = agree(_appears(path), list)
+    with contextlib.suppress(*ignored):
+        sees = _appears(path)
+    seen = agree(sees, list)
     if is_main_process():
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(*ignored):
+            path.unlink(missing_ok=True)
     return [service.name(i) for i, sees in enumerate(seen) if not sees]
 
 

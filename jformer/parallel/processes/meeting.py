@@ -44,7 +44,7 @@ Arrived = dict[int, tuple[socket.socket | None, Hello]]  # process → its conne
 
 
 class AbsentError(Exception):
-    """A process of the run did not arrive, or process 0 cannot be reached."""
+    """A process of the run did not arrive, process 0 cannot be reached, or another program has its port."""
 
 
 def meet(own: ProcessInfo, fields: Mapping[str, object], seconds: float) -> list[str]:

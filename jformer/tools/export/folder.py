@@ -116,7 +116,7 @@ def _write(
     config: Config, workdir: Path, save: Callable[[str], Any], target: Path, readme: str, around: dict[str, Any]
 ) -> None:
     """Write the model, the tokenizers and what a loader must know into the directory."""
-    with writing(target), filling(target):
+    with writing(f"--output={target}"), filling(target):
         save(str(target))
         (target / "tokenizer").mkdir()
         for file in (workdir / "tokenizer").iterdir():

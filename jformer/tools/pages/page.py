@@ -150,13 +150,13 @@ def check_output(mode: str, output: str) -> None:
 
 def write_page(output: str, content: bytes) -> None:
     """Write a page or a figure to a file, whole or not at all; raise UserError if that fails."""
-    with writing(output):
+    with writing(f"--output={output}"):
         replace_content(Path(output), content)
 
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """Write files, name → content, into a folder, which is created; raise UserError if that fails."""
-    with writing(folder):
+    with writing(f"--output={folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             whole = content.encode() if isinstance(content, str) else content

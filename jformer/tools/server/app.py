@@ -40,7 +40,7 @@ class Workers:
     """Gather the requests of one model, the run or an adapter of it: a batch never mixes models."""
 
     def __init__(self, engine: Engine, limits: Limits, model: Executor, growing: Executor) -> None:
-        """Compute answers, scores and views in one thread, `model`, and streams in another, `growing`."""
+        """Compute answers, scores and views in one thread, `model`, and streams in `growing`."""
         full, self._limits = engine.predictor.config.decode.batch_size, limits
         self.engine = engine
         self.answers = Batcher(engine.answer, model, full, limits)
@@ -66,9 +66,9 @@ class Workers:
 
 def build_app(engine: Engine, limits: Limits, access: Access, adapters: Mapping[str, Engine] | None = None) -> Guard:
     """Return the ASGI application that serves a run, and adapters of it by name."""
-    model = ThreadPoolExecutor(1, "model")  # of all models, as is the other
-    devices = engine.predictor.mesh.size if engine.predictor.mesh else 1
-    threads = model, ThreadPoolExecutor(1, "stream") if devices == 1 else model  # several run programs in one order
+    model = ThreadPoolExecutor(1, "model")  # for all models, like the other
+    devices = engine.predictor.mesh.size if engine.predictor.mesh else 1  # two threads could deadlock their collectives
+    threads = model, model if devices > 1 else ThreadPoolExecutor(1, "stream")
     works: dict[str | None, Workers] = {None: Workers(engine, limits, *threads)}
     for name, each in (adapters or {}).items():
         works[name] = Workers(each, limits, *threads)

@@ -40,7 +40,10 @@ WARM_LENGTHS = (4, 20, 30)  # tokens of the texts that `warm_up` answers
 
 
 class Engine:
-    """Answers, scores and looks into texts. One thread advances streams; another one does everything else."""
+    """Answers, scores and looks into texts.
+
+    One thread advances streams and another does everything else; on several devices one thread does both.
+    """
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         """Hold a model, to embed texts if decode.pooling is set.

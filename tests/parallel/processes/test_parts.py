@@ -20,7 +20,7 @@ from jax._src.lib import _jax
 
 from jformer.errors import LOST, UnavailableError, UserError
 from jformer.parallel import processes
-from jformer.parallel.processes import ending, service
+from jformer.parallel.processes import ending, group, service
 from jformer.parallel.processes.handshake import STAMP, code_version, refuse_differences, saved_run, software
 from jformer.parallel.processes.process_info import TASKS, VARIABLES, ProcessInfo, from_flags
 from jformer.parallel.processes.stall import Pace, PeerWatch, Status, waited_for
@@ -86,6 +86,17 @@ def test_a_slice_of_tpus_meets_at_the_port_that_its_firewall_leaves_open(monkeyp
     assert from_flags(True, None, None, None) == ProcessInfo("t1v-0", 8476, 4, 2)
     monkeypatch.setenv("JAX_COORDINATOR_PORT", "8482")
     assert from_flags(True, None, None, None) == ProcessInfo("t1v-0", 8482, 4, 2)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_folder_that_cannot_be_written_is_not_shared(tmp_path, monkeypatch, shared):
+    alone = SimpleNamespace(process=0, agree=lambda value, combine: combine([value]), name=str)
+    monkeypatch.setattr(group, "_service", alone)
+    monkeypatch.setattr(group, "SHARED_SECONDS", 0.0)
+    if not shared:
+        (tmp_path / "cache").write_text("a file")
+    assert processes.is_shared(tmp_path / "cache" / "compiled") == shared
+    assert not [*tmp_path.rglob("processes-*")]
 
 
 def test_a_cluster_that_does_not_answer_may_do_so_later(monkeypatch):

@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jformer.inference.answers import Request
+from jformer.parallel.mesh import make_mesh
+from jformer.tools.server import app
 from jformer.tools.server.engine import Engine
 from jformer.tools.server.events import Events
+from jformer.tools.server.guard import Access
 from jformer.tools.server.streams import Streams
 from tests.tools.server.serving import LIMITS, PATH, as_events, ask, served, small_predictor
 from tests.watching import wait_until
@@ -156,6 +159,14 @@ def test_a_stream_is_ended_before_the_server_stops(predictor, monkeypatch):
             found = clients.submit(stream, port, "abc")
             wait_until(lambda: ask(port, "/v1/health")[1]["waiting"] == 1)
         assert found.result()[-1][0] == "answer"
+
+
+@pytest.mark.parametrize(("devices", "threads"), [(1, ["model", "stream"]), (2, ["model"])])
+def test_programs_of_several_devices_start_in_one_thread(tiny, monkeypatch, devices, threads):
+    made = []
+    monkeypatch.setattr(app, "ThreadPoolExecutor", lambda count, name: made.append(name) or ThreadPoolExecutor(count))
+    app.build_app(Engine(small_predictor(tiny, mesh=make_mesh(devices)), LIMITS), LIMITS, Access())
+    assert made == threads
 
 
 def test_what_has_no_beginning_is_not_streamed(tiny):
