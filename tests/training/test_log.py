@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -29,11 +30,11 @@ from tests.watching import wait_until
 WORK = Work(*([8] * len(Work._fields)))
 
 
-def collect(log, step, skipped_in_row=0, loss=2.0):
+def collect(log, step, skipped_in_row=0, loss=2.0, state="the state"):
     zero = np.int32(0)
     sums = {"loss": Sum(np.float32(loss), np.float32(1)), "nll": Sum(np.float32(loss), np.float32(1))}
     metrics = Metrics(sums, np.float32(1), zero + skipped_in_row, zero + skipped_in_row)
-    log.collect(step, "the state", metrics, Works(WORK, WORK))
+    log.collect(step, state, metrics, Works(WORK, WORK))
 
 
 def explain(state, update):
@@ -44,6 +45,17 @@ def explain(state, update):
 def opened(folder, config=None):
     schedule, cost = (lambda step: 0.1 * (step + 1) ** -0.5), Cost(lambda work: 1, 1.0)
     return TrainingLog(folder, config or resolve({}), Progress(), schedule, cost, explain)
+
+
+def test_a_log_that_is_closed_holds_no_state(tmp_path):
+    state = Progress()  # or anything that can be referred to weakly
+    there = weakref.ref(state)
+    with opened(tmp_path) as log:
+        collect(log, 1, state=state)
+        log.flush(1)
+    del state
+    assert there() is None
+    assert log.rows == 1
 
 
 def test_time_of_compiling_does_not_count_as_training(tmp_path):
