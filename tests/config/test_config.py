@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -618,7 +619,8 @@ def test_every_key_is_read_beyond_the_config():
         for method in vars(kind).values():  # what its own methods read, except checks and those of every dataclass
             function = inspect.unwrap(getattr(method, "fget", method))  # of a property; of what checks shapes in tests
             if inspect.isfunction(function) and not re.match("_*check|__", function.__name__):
-                read |= set(function.__code__.co_names)
+                tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+                read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         unread = {field.name for field in dataclasses.fields(kind)} - read
         assert not unread, kind.__name__
 
