@@ -94,10 +94,15 @@ def answers(run: Path) -> list[tuple[str, str]]:
 
 
 def ending_right(run: Path) -> list[tuple[str, str]]:
-    """Return (answer, right answer) of each test command where no end is written, and what is too long is cut off."""
+    """Return (answer, right answer) of each test command where no end is written, and what is too long is cut off.
+
+    The weights are those of the scores, which may have been computed with others than the run's config names.
+    """
+    weights = records.results(run)["test"]["settings"]["evaluate"]["weights"]
     pairs = records.examples(run, "test")
     longest = max(len(pair.target.split()) for pair in pairs)
-    written = jformer.load(run, min_length=longest, max_length=longest).predict([pair.source for pair in pairs])
+    predictor = jformer.load(run, {"evaluate.weights": weights}, min_length=longest, max_length=longest)
+    written = predictor.predict([pair.source for pair in pairs])
     return [(cut(given, pair.target), pair.target) for given, pair in zip(written, pairs, strict=True)]
 
 
