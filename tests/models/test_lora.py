@@ -18,6 +18,7 @@ from jformer.config.options import OptimConfig
 from jformer.data.tokenizers import EOS
 from jformer.errors import UserError
 from jformer.evaluation import evaluate
+from jformer.inference.predict import Predictor
 from jformer.models import ExecutionConfig, build_model, init_params
 from jformer.models.lora import merged
 from jformer.models.lora_config import LoraConfig, is_factor
@@ -190,7 +191,7 @@ def test_answers_merge_adapters_with_their_base_and_no_other(base, tmp_path, mon
 @pytest.mark.slow
 def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path, monkeypatch):
     """Two runs of adapters, of different kernels, answer as they do by themselves; the base's arrays are there once."""
-    monkeypatch.setattr(evaluate, "answer", lambda predictor, examples, count: [pair.target for pair in examples])
+    monkeypatch.setattr(Predictor, "answers_to", lambda predictor, examples: [pair.target for pair in examples])
     cache, answers, texts = base.parent / "cache", jformer.load(base), ["a b c", "d", "e f g h"]
     for name, lora in (("one", {"rank": 2}), ("two", {"rank": 3, "kernels": "/kernel$", "base_dtype": "bfloat16"})):
         options = {"num_steps": 5, "init_from": str(base), "eval_every": 5, "checkpoint_every": 5}
