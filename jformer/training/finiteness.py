@@ -24,7 +24,7 @@ from jformer.models.parts import STACKED, in_stack, split
 from jformer.parallel import processes
 from jformer.parallel.sharding import sum_over_parts
 from jformer.tasks.sums import LossFn
-from jformer.training.machine import available
+from jformer.training.machine import available, in_one_memory
 from jformer.training.state import TrainState
 from jformer.training.step import apply_gradient, mean_of, trained_gradient
 
@@ -91,12 +91,10 @@ class Examination:
             if "RESOURCE_EXHAUSTED" in str(error):  # as the compiler for TPUs says
                 return None
             raise
-        device = self._mesh.local_devices[0]
-        there, needed = available(device), program.memory_analysis()
-        if there is None or needed is None:
-            return program
-        devices = len(self._mesh.local_devices) if device.platform == "cpu" else 1  # which share one memory
-        return program if needed.temp_size_in_bytes * devices <= there.free else None
+        there, needed = available(self._mesh.local_devices[0]), program.memory_analysis()
+        if there and needed and in_one_memory(needed.temp_size_in_bytes, self._mesh) > there.free:
+            return None
+        return program
 
     def _examine(self, state: TrainState, batch: Batch, step: Array) -> Broken:
         key = jax.random.fold_in(jax.random.key(self._seed), step)

@@ -57,7 +57,7 @@ def kernel_line(
     sequence: int = 1,
     parts: int = 1,
 ) -> str:
-    """Return a line on which attention kernels training uses, and why.
+    """Return a line on which attention kernels training uses, and why. All processes call it.
 
     Args:
         model: of the run.
@@ -68,8 +68,8 @@ def kernel_line(
         parts: how many devices and microbatches share the rows and heads of a batch.
 
     Raises:
-        UserError: the kernel of model.execution.attention_kernel cannot be used, or padding the rows for mesh.sequence
-            changes which weights are dropped.
+        UserError: the kernel of model.execution.attention_kernel cannot be used, padding the rows for mesh.sequence
+            changes which weights are dropped, or the processes would use different kernels.
     """
     if model.recurrent.cell:
         return f"recurrent layers: {model.recurrent.cell}, attention: {model.recurrent.attention}"

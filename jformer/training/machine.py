@@ -40,10 +40,14 @@ def available(device: jax.Device) -> Available | None:
     return Available(total, free, held)
 
 
+def in_one_memory(size: int, mesh: Mesh) -> int:
+    """Return how many bytes `size` on each device are of what `available` measures: CPU devices share one memory."""
+    return size * (len(mesh.local_devices) if mesh.local_devices[0].platform == "cpu" else 1)
+
+
 def refuse_state(size: int, mesh: Mesh) -> None:
     """Raise UserError if a state of `size` bytes on each device exceeds the memory; call it before making the state."""
-    device, there = mesh.local_devices[0], available(mesh.local_devices[0])
-    whole = size * (len(mesh.local_devices) if device.platform == "cpu" else 1)  # they share the memory of one machine
+    whole, there = in_one_memory(size, mesh), available(mesh.local_devices[0])
     if there and whole > there.total:
         raise UserError(
             f"model: parameters and optimizer alone need {whole / 2**20:,.1f} of {there.total / 2**20:,.1f} MiB of "

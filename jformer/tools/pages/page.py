@@ -156,7 +156,7 @@ def write_page(output: str, content: bytes) -> None:
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """Write files, name → content, into a folder, which is created; raise UserError if that fails."""
-    with writing(f"--output={folder}"):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             whole = content.encode() if isinstance(content, str) else content

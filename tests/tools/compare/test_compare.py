@@ -246,7 +246,7 @@ def test_storage_that_is_away_is_not_a_mistake(told, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "replace_content", away)
     code, _, error = told("post", "pre", options=[f"--output={tmp_path}/out", "--metric=valid/loss"])
     assert (code, error) == (
-        75, f"jformer: --output={tmp_path}/out: could not be written now (Stale file handle); rerun the same command\n"
+        75, f"jformer: {tmp_path}/out: could not be written now (Stale file handle); rerun the same command\n"
     )  # fmt: skip
 
 
