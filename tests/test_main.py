@@ -104,7 +104,7 @@ MISTAKES = {
     "a typo": (["--config={file}", "--config.model.num_layer=2"], "model.num_layer; did you mean model.num_layers?"),
     "a key without its section": (["--config={file}", "--config.d_modl=2"], "d_modl; did you mean model.d_model?"),
     "a key like no other": (["--config={file}", "--config.zzz=2"], "zzz; the sections are data, decode"),
-    "a section": (["--config={file}", "--config.model=2"], "unknown config key model"),
+    "a section": (["--config={file}", "--config.model=2"], "model; it is a section: set one of its keys"),
     "a word for a number": (["--config={file}", "--config.model.num_layers=two"], "--config.model.num_layers=two"),
     "a fraction for a count": (["--config={file}", "--config.model.num_layers=2.5"], "--config.model.num_layers=2.5"),
     "a bool for a count": (["--config={file}", "--config.train.num_steps=True"], "--config.train.num_steps=True"),

@@ -99,6 +99,8 @@ def check_keys(keys: Iterable[str], known: Mapping[str, object]) -> None:
 def nearest_key(key: str, known: Mapping[str, object]) -> str:
     """Return a hint to end an error message with: the key or section probably meant, or else all sections."""
     sections = dict.fromkeys(name.partition(".")[0] for name in known if "." in name)
+    if inside := [name for name in known if name.startswith(f"{key}.")]:
+        return f"it is a section: set one of its keys, such as {inside[0]}"
     # A key is also known by its last part; where two sections share one, the first section wins, so it comes last.
     meant = {name.rpartition(".")[2]: name for name in reversed(list(known))}
     meant |= {name: name for name in (*known, *sections)}

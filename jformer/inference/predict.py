@@ -86,10 +86,11 @@ class Predictor:
         self._forced, self._watched = ForcedPass(self.models, self.inputs, mesh), WatchedPass(run.model, self.inputs)
         self._search: BatchedSearch | None = None
         self._base: Predictor | None = None
+        self._split: PyTree = None  # the parameters that `_own` was taken from
         if run.task.answer:
             searched = run.task.answer not in HEADS
             if base and base.task.answer and (base.task.answer not in HEADS) == searched:  # prepared alike
-                self._base, self._own = base, unshared(run.params, base.params)
+                self._base = base
             self._prepare = PreparedParams(self.models, mesh, rounded=searched, enabled=prepare)
             writes = searched or run.task.answer == MASKS
             vocabulary = writable(run.tokenizers[1], options, searched) if writes else np.ones(0, bool)
@@ -148,6 +149,8 @@ class Predictor:
         """The parameters in the fastest form for searches; prepared once, those of a base together with it."""
         if self._base is None:
             return self._prepare(self.all_params)
+        if self._split is not self.params:  # the first call, or replaced since
+            self._split, self._own = self.params, unshared(self.params, self._base.params)
         return [overlaid(self._base.prepared_params[0], self._prepare([self._own])[0])]
 
     def predict(self, texts: Iterable[str]) -> list[str]:

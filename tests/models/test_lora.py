@@ -5,6 +5,7 @@ import functools
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -212,6 +213,10 @@ def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path, mon
         scores = [each.score([("a b", "b a")])[0].log_prob for each in (shared, alone)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
         shared.attend([("a b", None)])
+        trained, before = shared.params, shared.generate(texts)[0][0].score
+        shared.params = jax.tree.map(jnp.zeros_like, trained)  # replaced parameters are searched with, too
+        assert shared.generate(texts)[0][0].score != pytest.approx(before, abs=1e-4)
+        shared.params = trained
         for trees in ((shared.params, answers.params), (shared.prepared_params[0], answers.prepared_params[0])):
             own, theirs = (flatten_dict(tree, sep="/") for tree in trees)
             assert all(own[path] is leaf for path, leaf in theirs.items())

@@ -17,7 +17,7 @@ from typing import IO
 
 from etils.epath import Path
 
-from jformer.errors import DONE, MISTAKE, STOPPED, UserError
+from jformer.errors import DONE, MISTAKE, STOPPED, UnavailableError, UserError
 from jformer.evaluation import records
 from jformer.parallel.processes.children import die_with_parent, send_signal
 from jformer.storage import here, in_bucket, lock_of, open_lock
@@ -73,15 +73,26 @@ class Worker:
             self._record(claim, folder, seconds, pruned=end == PRUNED)
         elif self.stopping or _in_use(folder):  # by a process that was there first
             claim.give_back(seconds)
-        elif end == MISTAKE or claim.crashes + 1 >= CRASHES:
+        elif end == MISTAKE:
             claim.fail(self._last_line(claim.trial, end), seconds)
         else:
-            claim.give_back(seconds, crash=self._last_line(claim.trial, end))
+            self._retry_or_fail(claim, self._last_line(claim.trial, end), seconds)
+
+    @staticmethod
+    def _retry_or_fail(claim: Claim, why: str, seconds: float) -> None:
+        """Let the trial be resumed, unless it has failed CRASHES times."""
+        if claim.crashes + 1 >= CRASHES:
+            claim.fail(why, seconds)
+        else:
+            claim.give_back(seconds, crash=why)
 
     def _record(self, claim: Claim, folder: Path, seconds: float, pruned: bool) -> None:
         """Record the result of a trial that has ended."""
         try:
             metrics = records.metrics(folder)
+        except UnavailableError as error:
+            self._retry_or_fail(claim, str(error), seconds)
+            return
         except UserError as error:
             claim.fail(str(error), seconds)
             return

@@ -6,7 +6,8 @@ import pytest
 from etils.epath import Path
 
 from jformer.config.config_files import override
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
+from jformer.evaluation import records
 from jformer.parallel.processes.children import signals_to
 from jformer.tools.sweep.worker import LEASE_LOST, Worker
 from tests import small_run
@@ -96,6 +97,20 @@ def test_metrics_that_cannot_be_read_fail_their_trial_alone(tmp_path):
     assert first.state == "failed"
     assert "metrics.jsonl:2 is not a row of metrics" in first.error
     assert second.state == "complete"
+
+
+def test_a_trial_whose_metrics_are_out_of_reach_for_a_moment_is_tried_again(tmp_path, monkeypatch):
+    worker, read, calls = make_worker(tmp_path, stand_in()), records.metrics, []
+
+    def metrics(folder):
+        calls.append(folder)
+        if len(calls) == 1:
+            raise UnavailableError(f"{folder}/metrics.jsonl: Input/output error")
+        return read(folder)
+
+    monkeypatch.setattr(records, "metrics", metrics)
+    assert worker.work() == 0
+    assert (only(worker).state, only(worker).attempts, len(calls)) == ("complete", 2, 2)
 
 
 def test_metrics_that_a_pruner_cannot_read_fail_their_trial_alone(tmp_path, monkeypatch):
