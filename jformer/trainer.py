@@ -20,11 +20,13 @@ from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import checks, load_config, resolve, save_config
 from jformer.config.options import TEXT_SCORES, Config, score_commands
 from jformer.config.resume import resume_config
+from jformer.data.data_config import DataConfig
 from jformer.data.pipeline import Batches, prefetch
 from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Tokenizer
+from jformer.data.vocabularies import directed
 from jformer.decoding.decode_config import NO_GREEDY_ANSWER_READS
 from jformer.errors import UserError
 from jformer.inference.inputs import writable
@@ -47,7 +49,13 @@ from jformer.tasks.sums import Sums
 from jformer.tasks.tag import refuse_scores_of_spans
 from jformer.tasks.task import CLASSES, Task, make_loss
 from jformer.training.clock import has_ended
-from jformer.training.corpora import Data, fingerprints, open_data, with_vocabulary_of_parent
+from jformer.training.corpora import (
+    Data,
+    fingerprints,
+    open_data,
+    refuse_several_beginnings,
+    with_vocabulary_of_parent,
+)
 from jformer.training.feed import make_feed
 from jformer.training.finiteness import Examination
 from jformer.training.forecast import memory_lines
@@ -278,6 +286,7 @@ def scored_during(config: Config) -> Config:
 def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
     """Raise UserError for errors that would otherwise appear only when the trained run is scored."""
     check_commands(config)
+    refuse_other_languages(config.data, data.tokenizers)
     for other in config.decode.ensemble:
         member_config(other, config, data.tokenizers)
     if task.answer == "tags":
@@ -287,6 +296,12 @@ def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
             refuse_unknown_labels(key, open_split(part, name), data.tokenizers[1])
     if task.answer in ("text", "continuation"):
         writable(data.tokenizers[1], config.decode)  # refuses beams and words that scoring would refuse
+
+
+def refuse_other_languages(data: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    """Raise UserError for a validation or test set in a language that the vocabulary cannot read or write."""
+    parts = [*data.trained(), *data.validation_sets().values(), *(part for part, _ in data.test_sets().values())]
+    refuse_several_beginnings([directed(tokenizers, data, data.languages(part))[1] for part in parts])
 
 
 def refuse_unknown_labels(key: str, test: Split, labels: Tokenizer) -> None:

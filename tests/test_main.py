@@ -49,6 +49,11 @@ def parse(*arguments):
     return main.configure(*main.read_flags(["jformer", *map(str, arguments)]))
 
 
+def test_a_tilde_is_home_although_shells_leave_it_in_an_option(file, monkeypatch):
+    monkeypatch.setenv("HOME", str(file().parent))
+    assert parse("--config=~/my_config.py", "--workdir=x") == parse(f"--config={file()}", "--workdir=x")
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h", "-help"])
 def test_help_names_every_mode_and_flag(capsys, flag):
     assert call(flag, "--nonsense") == 0

@@ -27,7 +27,7 @@ from jformer.models.lora_config import LoraConfig, is_factor
 from jformer.models.model import Model
 from jformer.models.parts import overlaid
 from jformer.parallel import processes
-from jformer.parallel.mesh import FSDP
+from jformer.parallel.mesh import FSDP, TENSOR
 from jformer.parallel.sharding import abstract_like, named_leaves, parameter_shardings
 from jformer.storage import run_path
 
@@ -94,8 +94,8 @@ def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh, whole: Sequence[str
     tree = traverse_util.unflatten_dict(shapes, sep="/")
     try:
         shardings = parameter_shardings(mesh, tree, whole)
-    except UserError:  # fsdp does not divide one of them, which the new run may not have
-        shardings = parameter_shardings(mesh, tree, (FSDP,))
+    except UserError:  # an axis does not divide one of them, such as a token's row that the new run may not have
+        shardings = parameter_shardings(mesh, tree, (FSDP, TENSOR))
     return abstract_like(tree, shardings)
 
 

@@ -152,6 +152,8 @@ def plain(value: Any) -> Any:
 
 def _typed(kind: Any, value: Any, key: str) -> Any:
     value = plain(value)
+    if dataclasses.is_dataclass(kind) and type(value) is kind:  # the types of its fields are checked, too
+        value = dataclasses.asdict(value)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return build_section(kind, value, key + ".")
     if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):

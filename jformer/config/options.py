@@ -123,7 +123,9 @@ class OptimConfig:
 
     def decay_steps(self, num_steps: int) -> int:
         """Return the updates at the end of a warmup_stable_decay."""
-        return _updates(self.decay, num_steps)
+        decay = _updates(self.decay, num_steps)
+        shares = self.warmup < 1 and self.decay < 1 and self.warmup + self.decay <= 1
+        return min(decay, num_steps - self.warmup_steps(num_steps)) if shares else decay  # both may be rounded up
 
 
 def _updates(count_or_share: float, num_steps: int) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jformer.config.options import OPEN_SCHEDULES, Config, flatten
+from jformer.config.options import OPEN_SCHEDULES, Config, TrainConfig, flatten
 from jformer.data.data_config import OF_VOCABULARY
 from jformer.errors import UserError
 from jformer.storage import run_path
@@ -46,7 +46,15 @@ def with_saved_config(given: Config, saved: Config) -> Config:
         train = dataclasses.replace(train, init_from=saved.train.init_from)
     if train.num_epochs and train.num_epochs == saved.train.num_epochs and train.num_steps > saved.train.num_steps:
         train = dataclasses.replace(train, num_steps=saved.train.num_steps)
+    counted = bool(saved.train.num_epochs) and train.num_steps == saved.train.num_steps
+    if counted and train.num_epochs > saved.train.num_epochs and not _has_planned_end(saved):
+        train = dataclasses.replace(train, num_steps=TrainConfig.num_steps)  # to be counted again
     return dataclasses.replace(given, data=data, train=train, model=model)
+
+
+def _has_planned_end(config: Config) -> bool:
+    """Return whether learning rates depend on the number of updates of the whole run."""
+    return config.optim.schedule not in OPEN_SCHEDULES or 0 < config.optim.warmup < 1
 
 
 def _is_same_run(given: str, saved: str) -> bool:
@@ -63,8 +71,7 @@ def resume_config(saved: Config, given: Config, training: bool = True) -> Config
     Without `training`, texts may have other lengths. Raises UserError for a change that would affect results.
     """
     given = with_saved_config(given, saved)
-    ends = saved.optim.schedule not in OPEN_SCHEDULES or 0 < saved.optim.warmup < 1
-    fixed = ["train.num_steps", "train.num_epochs"] * ends
+    fixed = ["train.num_steps", "train.num_epochs"] * _has_planned_end(saved)
     fixed += ["train.accumulation"] * (saved.task == "embed")  # whose negatives are those of a microbatch
     may_change = MAY_CHANGE if training else (*MAY_CHANGE, *LENGTHS)
     for key, (old, new) in differences(saved, given).items():

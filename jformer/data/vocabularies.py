@@ -6,6 +6,7 @@ A task has either one, "shared" by both sides or for the only side with text, or
 import dataclasses
 import itertools
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
@@ -189,9 +190,9 @@ def _numbered_as(parent: Path, name: str, learned: Tokenizer) -> Tokenizer:
 
 
 def _empty(directory: Path) -> None:
-    if directory.exists() and not directory.is_dir():  # not ours: rmtree would remove it
+    if directory.exists() and (not directory.is_dir() or os.path.islink(directory)):  # noqa: PTH114 - of epath; not ours
         raise UserError(
-            f"{directory} is a file, but a run needs a folder of that name for its tokenizers: move it away"
+            f"{directory} is a file or a link, but a run needs a folder of that name for its tokenizers: move it away"
         )
     Path(directory).rmtree(missing_ok=True)
     directory.mkdir(parents=True)

@@ -17,10 +17,10 @@ from jformer.config.options import Config
 from jformer.data.data_config import DataConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.evaluation.score_tables import means, scored_sets
 from jformer.integrity import parse_object, refuse_newer, without_digest
-from jformer.storage import run_path
+from jformer.storage import is_outage, run_path
 from jformer.training.rows import is_figure, read_row, read_sample
 
 SCHEMA = 2  # of results.json
@@ -46,18 +46,29 @@ def samples(run: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, read: Callable[[bytes, str], dict[str, Any]]) -> list[dict[str, Any]]:
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    lines = (_content(path) or b"").split(b"\n")
     # The text after the last line feed is incomplete.
     return [read(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1)]
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what a file holds, None if there is none; raise UnavailableError if its storage is away for a moment."""
+    try:
+        return path.read_bytes() if path.exists() else None
+    except Exception as error:  # buckets do not only raise OSErrors
+        if is_outage(error):
+            raise UnavailableError(f"{path}: could not be read now ({error}); rerun the same command") from error
+        raise
 
 
 def results(run: Path) -> dict[str, Any]:
     """Return results.json, or {} if the run is not scored yet; raise UserError if it is invalid."""
     path = run_path(run) / "results.json"
-    if not path.exists():
+    content = _content(path)
+    if content is None:
         return {}
     try:
-        found = without_digest(parse_object(path.read_bytes()), str(path))
+        found = without_digest(parse_object(content), str(path))
         refuse_newer(found.get("schema"), SCHEMA, str(path))
         _check_results(found)
     except UserError:  # a wrong digest or a newer schema, with a complete message

@@ -110,8 +110,8 @@ def paired_bootstrap(
     """Score the baseline and every system by one of sacreBLEU's metrics, resampling sentences (Koehn 2004).
 
     `references` holds one or several whole texts, None where one is missing. p is two-sided, as in
-    `sacrebleu --paired-bs` with its fixed seed, except that systems with equal scores have p = 1;
-    sacreBLEU, which counts only larger differences, returns 0.001.
+    `sacrebleu --paired-bs` with its fixed seed, except that systems with equal scores have p = 1, and that of fewer
+    than 11 lines p is at least 2 ** (1 - lines); sacreBLEU, which counts only larger differences, returns 0.001.
     """
     from sacrebleu.significance import PairedTest
 
@@ -119,8 +119,9 @@ def paired_bootstrap(
     test = PairedTest(named, {"score": metric}, [list(text) for text in references], test_type="bs", n_samples=SAMPLES)
     columns: dict[str, Any] = test()[1]  # "System": names; name of the score: results
     first, *others = next(column for name, column in columns.items() if name != "System")
+    least = _least_p(len(baseline))
     return [Resampled(first.score, float(first.ci), 1.0)] + [
-        Resampled(other.score, float(other.ci), 1.0 if other.score == first.score else other.p_value)
+        Resampled(other.score, float(other.ci), 1.0 if other.score == first.score else max(other.p_value, least))
         for other in others
     ]
 
@@ -137,12 +138,17 @@ def paired_bootstrap_of_ratios(lines: int, systems: Sequence[Ratios]) -> list[Re
     scores = [system.score(np.ones(lines)) for system in systems]
     ordered, cut = np.sort(drawn, axis=0), SAMPLES // 40  # 2.5 % at each end
     margins = (ordered[SAMPLES - cut - 1] - ordered[cut]) / 2
-    gaps = np.abs(drawn - drawn[:, :1])
+    gaps, least = np.abs(drawn - drawn[:, :1]), _least_p(lines)
     larger = (gaps - gaps.mean(axis=0) > np.abs(np.subtract(scores, scores[0]))).sum(axis=0)
     return [
-        Resampled(score, float(margin), 1.0 if score == scores[0] else float(count + 1) / (SAMPLES + 1))
+        Resampled(score, float(margin), 1.0 if score == scores[0] else max(float(count + 1) / (SAMPLES + 1), least))
         for score, margin, count in zip(scores, margins, larger, strict=True)
     ]
+
+
+def _least_p(lines: int) -> float:
+    """Return the p value of a two-sided sign test if all lines agree: resampling alone would find it without doubt."""
+    return 2.0 ** (1 - lines)
 
 
 def _quantile(freedom: int) -> float:

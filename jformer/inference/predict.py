@@ -86,7 +86,7 @@ class Predictor:
         self._forced, self._watched = ForcedPass(self.models, self.inputs, mesh), WatchedPass(run.model, self.inputs)
         self._search: BatchedSearch | None = None
         self._base: Predictor | None = None
-        self._split: PyTree = None  # the parameters that `_own` was taken from
+        self._split: PyTree = (None, None)  # the parameters, and those of the base, that `_own` was taken from
         if run.task.answer:
             searched = run.task.answer not in HEADS
             if base and base.task.answer and (base.task.answer not in HEADS) == searched:  # prepared alike
@@ -149,8 +149,9 @@ class Predictor:
         """The parameters in the fastest form for searches; prepared once, those of a base together with it."""
         if self._base is None:
             return self._prepare(self.all_params)
-        if self._split is not self.params:  # the first call, or replaced since
-            self._split, self._own = self.params, unshared(self.params, self._base.params)
+        both = self.params, self._base.params
+        if any(now is not before for now, before in zip(both, self._split, strict=True)):  # the first call, or replaced
+            self._split, self._own = both, unshared(*both)
         return [overlaid(self._base.prepared_params[0], self._prepare([self._own])[0])]
 
     def predict(self, texts: Iterable[str]) -> list[str]:

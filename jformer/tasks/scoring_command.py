@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import shlex
 import shutil
 import sqlite3
@@ -79,7 +80,7 @@ def segment_scores(config: Config, name: str, segments: Sequence[Segment]) -> li
     lines = [json.dumps(segment._asdict()) for segment in segments]
 
     def score() -> list[float]:
-        files = [path for path in map(Path, shlex.split(command)) if path.is_file()]
+        files = [Path(word) for word in shlex.split(command) if os.path.isfile(word)]  # noqa: PTH113 - words may be long
         identity = " ".join([command, *(digest(path).sha256 for path in files)])
         with _open_cache(Path(config.data.cache_dir).expanduser() / "scores.sqlite") as cache:
             keys = {line: hashlib.sha256(f"{identity} {line}".encode()).digest() for line in lines}

@@ -235,6 +235,6 @@ def _open_tests(data: DataConfig) -> dict[str, Split]:
     found: dict[str, Split] = {}
     for key, (part, name) in data.test_sets().items():
         found[key] = open_split(part, name)
-        if next(found[key].read(Counter()), None) is None:
+        if not any(f"{pair.source}{pair.target}".strip() for pair in found[key].read(Counter())):
             raise UserError(f"data.test: the set {key!r} ({name}) holds no example; give it some or leave it out")
     return found

@@ -65,6 +65,9 @@ def test_a_saved_config_is_read_back_equal(tmp_path):
     assert load_config(tmp_path / "config.json") == config
     assert resolve(as_config_dict(config)) == config
     assert config.data.mixture == (SourceConfig(source="generated", name="copy", weight=0.5),)
+    assert resolve({"data": {"mixture": config.data.mixture}}).data.mixture == config.data.mixture
+    with pytest.raises(UserError, match=r"data\.mixture\[0\]\.weight='2' must be a finite number"):
+        resolve({"data": {"mixture": (SourceConfig(weight="2"),)}})
     assert config.data.test_splits() == {"a": "x", "b": "y"}
 
 
@@ -552,6 +555,12 @@ def test_a_longer_run_is_another_one_where_the_schedule_ends_with_it(schedule):
         resume.resume_config(saved, longer)
 
 
+@pytest.mark.parametrize(("warmup", "decay", "steps"), [(0.5, 0.5, 7), (0.1, 0.9, 15)])
+def test_shares_of_a_run_fill_it_however_they_are_rounded(warmup, decay, steps):
+    values = {"optim.schedule": "warmup_stable_decay", "optim.warmup": warmup, "optim.decay": decay}
+    assert resolve(with_values({**values, "train.num_steps": steps})).optim.ramp_steps(steps) == steps
+
+
 def test_a_longer_run_is_another_one_where_its_warmup_is_a_share():
     saved, longer = (resolve(with_values({"optim.warmup": 0.1, "train.num_steps": n})) for n in (100, 200))
     with pytest.raises(UserError, match=r"^train\.num_steps=200 but"):
@@ -563,6 +572,8 @@ def test_epochs_become_updates_once_the_batches_are_known_and_stay_so_when_a_run
     counted = checks.count_epochs(given, 300)
     assert counted.train.num_steps == 750
     assert resume.resume_config(counted, given) == counted
+    more = resume.resume_config(counted, changed(counted, "train.num_epochs", 5.0))  # as --config.train.num_epochs does
+    assert checks.count_epochs(more, 300).train.num_steps == 1_500
     assert checks.count_epochs(Config(), 300) == Config()
     with pytest.raises(
         UserError, match=r"num_epochs=2\.5 takes 1,250 updates \(500 an epoch\), more than train\.num_steps=1000: "

@@ -319,13 +319,18 @@ def test_a_tokenizer_that_was_damaged_is_refused_by_name(tmp_path):
     load_tokenizers(tmp_path / "t")
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused_and_stays(tmp_path):
-    (tmp_path / "tokenizer").write_text("")
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_in_the_place_of_the_folder_is_refused_and_stays(tmp_path, link):
+    place, other = tmp_path / "tokenizer", tmp_path / "other"
+    other.mkdir()
+    place.symlink_to(other) if link else place.write_text("")
     with pytest.raises(
-        UserError, match="/tokenizer is a file, but a run needs a folder of that name for its tokenizers: move it"
+        UserError,
+        match="/tokenizer is a file or a link, but a run needs a folder of that name for its tokenizers: move it",
     ):
-        learned(tmp_path / "tokenizer", both())
-    assert (tmp_path / "tokenizer").read_text() == ""
+        learned(place, both())
+    assert place.resolve() == other if link else place.read_text() == ""
+    assert other.is_dir()
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -11,9 +11,11 @@ from scipy import stats
 from jformer.evaluation.statistics import (
     Difference,
     Estimate,
+    Ratios,
     estimate,
     holm,
     paired_bootstrap,
+    paired_bootstrap_of_ratios,
     paired_difference,
 )
 from jformer.tasks.metrics import text_metric
@@ -108,3 +110,12 @@ def test_systems_that_score_the_same_do_not_differ(texts):
     hopeless = [["x"] * 120, ["y"] * 120]
     assert paired_bootstrap(BLEU(), base, [base], [references])[1].p == 1
     assert paired_bootstrap(BLEU(), hopeless[0], hopeless[1:], [references])[1].p == 1
+
+
+@pytest.mark.parametrize(("lines", "p"), [(1, 1), (5, 1 / 16), (20, 1 / 1001)])
+def test_few_lines_are_little_evidence_even_if_all_agree(lines, p):
+    ones = np.ones(lines)
+    wrong, right = (Ratios(np.arange(lines), 0 * np.arange(lines), share * ones, ones) for share in (0, 1))
+    assert paired_bootstrap_of_ratios(lines, [wrong, right])[1].p == pytest.approx(p)
+    texts = ["a b c d e"] * lines
+    assert paired_bootstrap(BLEU(), ["x"] * lines, [texts], [texts])[1].p == pytest.approx(p)

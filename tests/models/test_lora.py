@@ -216,7 +216,10 @@ def test_adapters_of_one_base_share_its_parameters_in_memory(base, tmp_path, mon
         trained, before = shared.params, shared.generate(texts)[0][0].score
         shared.params = jax.tree.map(jnp.zeros_like, trained)  # replaced parameters are searched with, too
         assert shared.generate(texts)[0][0].score != pytest.approx(before, abs=1e-4)
-        shared.params = trained
+        shared.params, of_base = trained, answers.params
+        answers.params = jax.tree.map(jnp.zeros_like, of_base)  # but those of the base are not this one's
+        assert shared.generate(texts)[0][0].score == pytest.approx(before, abs=1e-5)
+        answers.params = of_base
         for trees in ((shared.params, answers.params), (shared.prepared_params[0], answers.prepared_params[0])):
             own, theirs = (flatten_dict(tree, sep="/") for tree in trees)
             assert all(own[path] is leaf for path, leaf in theirs.items())

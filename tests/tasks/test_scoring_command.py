@@ -63,6 +63,8 @@ def test_no_text_is_scored_twice_until_the_script_changes(tmp_path, monkeypatch)
     config_of(tmp_path, OVERLAP + "\n", str(tmp_path))
     assert segment_scores(config, "overlap", SEGMENTS) == [100, 0, -2]
     assert len(seen.read_text().splitlines()) == 7
+    config = config_of(tmp_path, OVERLAP, str(tmp_path), "p" * 300)  # longer than the name of a file can be
+    assert segment_scores(config, "overlap", SEGMENTS) == [100, 0, -2]
 
 
 def test_a_task_has_the_mean_beside_its_own_scores(tmp_path):

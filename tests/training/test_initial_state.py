@@ -70,13 +70,16 @@ def test_inherited_parameters_are_finite(tmp_path, monkeypatch, value):
         inherit(config, (words, words), make_mesh(1), fresh)
 
 
-@pytest.mark.parametrize(("width", "split"), [(3, 3), (4, 2)])  # where one does not divide, all is whole
-def test_a_parent_is_split_as_the_run_is(tmp_path, width, split):
+@pytest.mark.parametrize(
+    ("axis", "width", "split"),
+    [("fsdp", 3, 3), ("fsdp", 4, 2), ("tensor", 4, 4)],  # where one does not divide, as 2 not 5 tokens, all is whole
+)
+def test_a_parent_is_split_as_the_run_is(tmp_path, axis, width, split):
     parent_run(tmp_path, None)
     params = {"embedding": {"embedding": jnp.ones((5, width))}, "norm": {"scale": jnp.ones(4)}}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(0, {"params": params}, {"step": 0}, None)
-    found = load_parent(str(tmp_path), make_mesh(1, fsdp=2), whole=()).params["embedding"]["embedding"]
+    found = load_parent(str(tmp_path), make_mesh(1, **{axis: 2}), whole=()).params["embedding"]["embedding"]
     assert found.sharding.shard_shape(found.shape) == (5, split)
     np.testing.assert_array_equal(found, params["embedding"]["embedding"])
 

@@ -618,8 +618,9 @@ def test_what_scoring_would_refuse_is_refused_before_the_first_update(cache, tmp
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_an_empty_test_set_is_refused_before_the_first_update(cache, tmp_path):
-    for name, content in {"train": "a\n", "valid": "b\n", "test": ""}.items():
+@pytest.mark.parametrize("test", ["", "\n \n"])
+def test_an_empty_test_set_is_refused_before_the_first_update(cache, tmp_path, test):
+    for name, content in {"train": "a\n", "valid": "b\n", "test": test}.items():
         for side in ("en", "de"):
             (tmp_path / f"{name}.{side}").write_text(content)
     with pytest.raises(UserError, match=r"data\.test: the set 'test' \(test\) holds no example; give it some or leave"):

@@ -24,7 +24,8 @@ INERT = ("_from_model_config", "transformers_version", "use_cache", "cache_imple
          "return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores", "output_logits",
          "disable_compile", "compile_config", "low_memory",
          "diversity_penalty")  # of no output; UNLIKE has the groups  # fmt: skip
-OURS_ALONE = ("coverage_penalty", "beam_groups", "repetition_penalty", "only", "ensemble")  # theirs lacks or has others
+OURS_ALONE = ("coverage_penalty", "beam_groups", "repetition_penalty", "only", "ensemble",
+              "rerank")  # theirs lacks or has others  # fmt: skip
 
 
 def read(

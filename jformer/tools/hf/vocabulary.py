@@ -328,6 +328,7 @@ def write(
     source, target = cast(tuple[Any, Any], tokenizers)  # attributes depend on the kind
     kinds = {FastTokenizer: "fast", PiecesTokenizer: "pieces"}
     other = getattr(target, "kept", ()) or getattr(target, "added", ())  # pruned or extended, which theirs cannot store
+    other = other or (type(target) is PiecesTokenizer and model_type not in PIECES)  # nor read with that architecture
     kind = "" if other else kinds.get(type(target))
     written = target.tokens
     named = {

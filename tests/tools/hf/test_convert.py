@@ -26,7 +26,7 @@ from jformer.models import ExecutionConfig, build_model
 from jformer.models.lora_config import LoraConfig
 from jformer.storage import run_path
 from jformer.tools.hf import generation_config as generation
-from jformer.tools.hf import peft
+from jformer.tools.hf import peft, vocabulary
 from jformer.tools.hf.__main__ import main
 from jformer.tools.hf.convert import FAMILIES, ORIGIN, Texts, import_model, renamed
 from jformer.tools.hf.sentence_modules import read_modules, write_modules
@@ -330,6 +330,14 @@ def test_settings_that_we_have_not_are_told(model_dir, tmp_path_factory):
     assert decode.min_length == 3  # theirs counts the first token
 
 
+def test_pieces_are_not_written_for_an_architecture_that_transformers_reads_otherwise(tmp_path):
+    tokenizers = load_tokenizers(small_runs.marian(tmp_path / "run") / "tokenizer")
+    for model_type, written in (("t5", False), ("mbart", False), ("marian", True)):
+        (tmp_path / model_type).mkdir()
+        assert vocabulary.write(tmp_path / model_type, model_type, tokenizers) == written
+        assert any((tmp_path / model_type).glob("*.spm")) == written
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -348,6 +356,8 @@ def test_no_setting_of_a_search_is_dropped_without_a_word(settings, told):
     fields, notes = generation.write(options, Symbols(0, 0, 1, 2), {word: i for i, word in enumerate(WORDS)})
     assert (fields.get("forced_eos_token_id"), fields.get("renormalize_logits")) == ((None,) * 2 if told else (1, True))
     assert notes == []
+    ranked = dataclasses.replace(options, rerank="comet")
+    assert generation.write(ranked, Symbols(0, 0, 1, 2), {})[1] == ["decode.rerank='comet'"]
     limits = {"max_length": 9, "min_length": 2, "min_new_tokens": 1}
     notes = generation.read({}, limits, Symbols(0, 0, 1, 2), WORDS, continues=True)[1]
     assert notes == ["max_length=9 counts the prompt there, and new tokens alone here"]

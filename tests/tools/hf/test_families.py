@@ -150,6 +150,8 @@ def test_of_a_group_of_options_the_one_that_a_family_has_not_is_named():
     ("bert", {"type_vocab_size": 0.5}, "type_vocab_size=0.5 must be a number"),
     ("vit", {"patch_size": "4"}, "patch_size='4' must be a number"),
     ("llama", {"rope_theta": 500_000.0}, "rotary positions"),
+    ("llama", {"model_type": "granite", "residual_multiplier": 0.22}, "residual_multiplier=0.22"),
+    ("llama", {"model_type": "gemma"}, "model_type='gemma'"),
     ("llama", {"attention_bias": True}, "attention_bias and mlp_bias differ"),
     ("bart", {"decoder_ffn_dim": 7}, "decoder_ffn_dim=7"),
     ("vit", {"qkv_bias": False}, "qkv_bias=False"),

@@ -15,6 +15,7 @@ from jformer.data.tokenizers.lists import ByteTokenizer
 from jformer.errors import UserError
 from jformer.inference.answers import Attended, Choice, Request, check_texts
 from jformer.inference.predict import load
+from jformer.tools.server import schema
 from jformer.tools.server.app import make_server
 from jformer.tools.server.engine import ROUTES, Engine
 from jformer.tools.server.guard import Access
@@ -88,6 +89,14 @@ def test_targets_are_scored(port, predictor):
     (found,) = content["scores"]
     assert (status, found["length"], found["tokens"]) == (200, 4, list(expected.tokens))
     assert found["log_prob"] == pytest.approx(expected.log_prob, abs=1e-4)
+
+
+def test_a_language_model_refuses_a_source_that_it_would_not_read(tiny, monkeypatch):
+    engine = Engine(small_predictor(tiny), LIMITS)
+    monkeypatch.setattr(engine.predictor.inputs, "continues", True)
+    with pytest.raises(UserError, match="a language model reads no source: send the whole text as target"):
+        engine.pairs(schema.PairsBody(pairs=[{"source": "2 + 2 =", "target": "4"}]))
+    assert engine.pairs(schema.PairsBody(pairs=[{"source": "", "target": "4"}]))[0].target == "4"
 
 
 def test_an_answer_is_looked_into(port):

@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import signal
 import threading
@@ -6,8 +7,7 @@ import pytest
 from etils.epath import Path
 
 from jformer.config.config_files import override
-from jformer.errors import UnavailableError, UserError
-from jformer.evaluation import records
+from jformer.errors import UserError
 from jformer.parallel.processes.children import signals_to
 from jformer.tools.sweep.worker import LEASE_LOST, Worker
 from tests import small_run
@@ -100,15 +100,16 @@ def test_metrics_that_cannot_be_read_fail_their_trial_alone(tmp_path):
 
 
 def test_a_trial_whose_metrics_are_out_of_reach_for_a_moment_is_tried_again(tmp_path, monkeypatch):
-    worker, read, calls = make_worker(tmp_path, stand_in()), records.metrics, []
+    worker, kind, calls = make_worker(tmp_path, stand_in()), type(Path(tmp_path)), []
+    read = kind.read_bytes
 
-    def metrics(folder):
-        calls.append(folder)
+    def read_bytes(path):
+        calls.extend([path] * (path.name == "metrics.jsonl"))
         if len(calls) == 1:
-            raise UnavailableError(f"{folder}/metrics.jsonl: Input/output error")
-        return read(folder)
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return read(path)
 
-    monkeypatch.setattr(records, "metrics", metrics)
+    monkeypatch.setattr(kind, "read_bytes", read_bytes)
     assert worker.work() == 0
     assert (only(worker).state, only(worker).attempts, len(calls)) == ("complete", 2, 2)
 
