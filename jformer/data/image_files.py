@@ -1,6 +1,6 @@
 """Read images as u8 [h w c] and resize them.
 
-An image is named by its location: "PATH.png", "PATH.jpg", or "PATH.npy#17" for item 17 of an array u8 [n h w] or
+An image is named by its place: "PATH.png", "PATH.jpg", or "PATH.npy#17" for item 17 of an array u8 [n h w] or
 [n h w c].
 
 Axes: h and w pixels, c channels.

@@ -5,8 +5,8 @@ h tokens of history, t tokens; rows = b·n, the beams of a sentence side by side
 
 A sentence has n live hypotheses, one in each beam, and slots for n finished ones. A hypothesis finishes when its end
 symbol is among the n best continuations of the sentence; the beams continue with the n best that do not end, so the
-search never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move,
-and the tokens of the results are traced back once, at the end.
+search never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move, and
+the tokens of the results are traced back once, at the end.
 
 `_extend` is one step, in its order, and `SearchLoop` (search.py) the loop around it. hypotheses.py chooses among
 continuations and ends; `_ranked` and `_stable_prefix` read the outputs from a state.

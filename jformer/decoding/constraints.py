@@ -3,11 +3,10 @@
 Axes: b sentences, p phrases of a sentence, s spellings of a phrase, l tokens of the longest (m one more), n beams, c
 candidates of a beam, k before phrases add theirs, v vocabulary.
 
-A plain beam search drops improbable words before they can be rewarded. So beams are divided among banks,
-one for each number of constraint tokens that hypotheses have met, and the next token of every unmet phrase is a
-candidate whatever its probability. A phrase has one or more spellings, as token sequences of one text, and is met where
-the tokens of any of them are adjacent; phrases may overlap, and one that is required twice is met by one
-occurrence.
+A plain beam search drops improbable words before they can be rewarded. So beams are divided among banks, one for each
+number of constraint tokens that hypotheses have met, and the next token of every unmet phrase is a candidate whatever
+its probability. A phrase has one or more spellings, as token sequences of one text, and is met where the tokens of any
+of them are adjacent; phrases may overlap, and one that is required twice is met by one occurrence.
 
 Source: Post and Vilar 2018 (dynamic beam allocation).
 """

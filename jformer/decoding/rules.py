@@ -4,8 +4,8 @@ Axes: b sentences, v vocabulary, h tokens of history, p of a prefix or prompt, k
 
 A rule acts on the log-probabilities of the whole vocabulary. A forbidden token gets -inf and the others keep their
 values: nothing is renormalised, so the score of an output is the one that the model gives the same tokens. Three rules
-change that on request: the repetition penalty, which never raises a log-probability, a forced
-end, which costs nothing, and `renormalize`.
+change that on request: the repetition penalty, which never raises a log-probability, a forced end, which costs nothing,
+and `renormalize`.
 """
 
 import functools

@@ -69,8 +69,8 @@ class PreparedParams:
 
     Kernels are rounded to the compute dtype once, not in every call. On a CPU, layers are also unstacked: a stack holds
     one array for all its layers, and XLA would copy each layer's slice before every product. Together these took half
-    of the time of a short sentence at d_model 512. Programs restack layers by `stack_layers`, which
-    costs nothing inside jit.
+    of the time of a short sentence at d_model 512. Programs restack layers by `stack_layers`, which costs nothing
+    inside jit.
     """
 
     def __init__(self, models: Sequence[Model], mesh: Mesh | None, rounded: bool, enabled: bool = True) -> None:

@@ -49,8 +49,8 @@ def saved_config(
 ) -> Config:
     """Return the config of a run with some options replaced: by dotted key, and those of decoding by name.
 
-    Outputs need not be plain text: they may have alignments, for example. Raises UserError for an option that does
-    not exist, cannot work, or cannot change after training.
+    Outputs need not be plain text: they may have alignments, for example. Raises UserError for an option that does not
+    exist, cannot work, or cannot change after training.
     """
     saved = load_config(run_path(workdir) / "config.json")
     keys = {"decode.outputs": "jsonl", **(options or {}), **{f"decode.{name}": value for name, value in decode.items()}}
