@@ -214,7 +214,7 @@ class MeshConfig:
 class Config:
     """A whole run."""
 
-    seed: int = 0  # for parameters, dropout and the order of the data
+    seed: int = 0  # of parameters, dropout and the order of the data
     # translate | lm | prefix_lm | mlm | denoise | classify | tag | caption | qa | embed
     task: str = "translate"
     model: ModelConfig = ModelConfig()
