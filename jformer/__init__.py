@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from jformer.training.state import create_state
     from jformer.training.step import make_train_step
 
-PARTS = {  # building blocks of a custom training loop → where they are; imported on first use
+PARTS = {  # building block of a custom training loop → where it is; imported on first use
     "ModelConfig": "jformer.models:ModelConfig",
     "activations": "jformer.models.interventions:activations",
     "adapted_loss": "jformer.tasks.task:adapted_loss",
@@ -116,17 +116,17 @@ def load(
 ) -> "Predictor":
     """Return the Predictor of a trained run: `jformer.load(DIR, beam_size=1).predict(texts)`.
 
-    Keyword arguments are options of `jformer.decoding.decode_config.DecodeConfig` that replace the run's own, and
-    `options` are others by their keys: `{"evaluate.weights": "ema"}`. All devices share the work; with an option of
-    `mesh`, as the run's mesh with that option does. Raises UserError where there is no run, and for an option that does
-    not exist, cannot work, or cannot change after training.
+    Keyword arguments replace the run's own options of `jformer.decoding.decode_config.DecodeConfig`; `options` replaces
+    any others, by key: `{"evaluate.weights": "ema"}`. All devices share the work; if `options` sets a key of `mesh`,
+    they are laid out as the run's mesh with that change. Raises UserError if there is no run, and for an option that
+    does not exist, cannot work, or cannot change after training.
     """
     silence_libtpu()
     from jformer.inference.predict import load
     from jformer.inference.restore import saved_config
     from jformer.parallel.mesh import make_mesh
 
-    laid_out = any(key.startswith("mesh.") for key in options or ())  # else all devices, not those of training
+    laid_out = any(key.startswith("mesh.") for key in options or ())  # else all devices, whatever the run trained on
     return load(workdir, saved_config(workdir, options, **decode), None if laid_out else make_mesh())
 
 
@@ -165,9 +165,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a trained run on its test sets, add the scores to its results.json and return them.
 
-    They are returned by test set, beside "schema" and "run". With `output`, results.json and the answers are written
-    into that folder instead. `options` and keyword arguments are as in `load`. Raises UserError as `load` does, and for
-    a folder that cannot be written, before anything is answered.
+    The result has a key for each test set, and "schema" and "run". With `output`, results.json and the answers are
+    written to that folder instead. `options` and keyword arguments are as in `load`. Raises UserError as `load` does,
+    and for a folder that cannot be written, before anything is answered.
     """
     silence_libtpu()
     from jformer.evaluation.evaluate import evaluate

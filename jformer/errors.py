@@ -12,9 +12,9 @@ from typing import Any
 DONE = 0  # exit codes: success
 FAILED = 1  # a check did not pass, or trials of a sweep are not done and will not be
 MISTAKE = 2  # the user can fix it: a UserError was printed
-LOST = 75  # another process died or did not come, or storage was away: rerun the same command to resume
-STUCK = 76  # a process is stuck, maybe this one; its stacks were shown: rerun the same command to resume
-ABORTED = 134  # the same, where JAX's C++ aborted the process: 128 + SIGABRT, as a shell reports it
+LOST = 75  # another process died or never joined, or storage was unavailable: rerun the same command to resume
+STUCK = 76  # a process is stuck, perhaps this one; its stacks were shown: rerun the same command to resume
+ABORTED = 134  # the same, if JAX's C++ aborted the process: 128 + SIGABRT, as a shell reports it
 STOPPED = 143  # stopped by SIGTERM or SIGINT, after saving
 
 
@@ -62,7 +62,7 @@ def check_choices(section: str, values: object, choices: Mapping[str, Collection
 
 
 def check_least(section: str, values: object, keys: tuple[str, ...], least: float) -> None:
-    """Raise UserError for the first of a section's keys whose value is below a bound or of another type."""
+    """Raise UserError for the first of a section's keys whose value is below a bound or of the wrong type."""
     for key in keys:
         value = _number(section, values, key)
         if not value >= least:
@@ -105,7 +105,7 @@ def refuse_unknown(section: str, options: Any, known: Collection[str], reader: s
 
 
 def _number(section: str, values: object, key: str) -> Any:
-    """Return the value of a numeric field; raise UserError for another type, and for a fraction of a whole one."""
+    """Return the value of a numeric field; raise UserError for a wrong type, or a fraction in an integer field."""
     value, whole = getattr(values, key), type(getattr(type(values), key, None)) is int
     if not isinstance(value, numbers.Integral if whole else numbers.Real) or isinstance(value, bool):
         raise UserError(f"{section}.{key}={value!r} must be a {'whole ' * whole}number")

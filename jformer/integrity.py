@@ -24,7 +24,7 @@ def parse_json(text: str | bytes, constants: bool = False) -> Any:
     """Return the content of a JSON text; raise ValueError if it is invalid, nested too deep or repeats a key.
 
     Use this for every JSON file that affects behaviour, and `parse_object` where it must hold an object. With
-    `constants`, for files that a library writes by Python's json, NaN and Infinity are numbers.
+    `constants`, for files that libraries write with Python's json, NaN and Infinity are numbers.
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:
@@ -70,7 +70,7 @@ def refuse_newer(schema: object, known: int, where: str) -> None:
     """Raise NewerError if the schema number in a file is larger than the one that this version writes.
 
     None, for a file without a schema number, means 1. The number goes up when older code would misread the file. Raises
-    UserError if it is no such number.
+    UserError if it is not a valid number.
     """
     if schema is not None and (type(schema) is not int or not 1 <= schema <= known):
         newer = type(schema) is int and schema > known

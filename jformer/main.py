@@ -70,7 +70,7 @@ def stop_early(number: int, frame: FrameType | None) -> None:
     os._exit(STOPPED)
 
 
-if __name__ == "__main__":  # before the imports, which take seconds; then `heed_signals` takes over
+if __name__ == "__main__":  # before the slow imports; then `heed_signals` takes over
     for heeded in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(heeded) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(heeded, stop_early)
@@ -96,7 +96,7 @@ from jformer.training.malloc import keep_freed_memory
 
 TOGETHER = ("train", "evaluate", "predict", "score", "embed")  # modes that several processes can share
 ONE_FILE = ("predict", "score", "embed", "explore", "report", "gallery")  # modes that write one file
-BEFORE_RUN = ("train", "describe", "prepare")  # modes that need a config and no run
+BEFORE_RUN = ("train", "describe", "prepare")  # modes that need a config but no run
 WITHOUT_RUN = ("describe", "gallery", "prepare")
 WITHOUT_DEVICES = ("describe", "report", "prepare")
 FORMATS = {
@@ -104,7 +104,7 @@ FORMATS = {
     "explore": ("html", "png", "svg"),
     "embed": ("jsonl", "npy", "safetensors"),
 }
-READ_BY = {  # flags of some modes alone
+READ_BY = {  # flags that only some modes read
     "input": ("predict", "score", "embed", "explore"),
     "output": ("evaluate", "export", *ONE_FILE),
     "resume": ("predict", "score", "embed"),
@@ -141,7 +141,7 @@ def run_command(argv: list[str]) -> int:
             with (
                 processes.heed_signals("stopped"),
                 processes.join_run(coordinates(options)),
-                os_errors_as_user_errors(),  # which all processes then print
+                os_errors_as_user_errors(),  # then all processes print them
             ):
                 config = configure(options, overrides)
                 check_processes_agree(options, config)
@@ -150,7 +150,7 @@ def run_command(argv: list[str]) -> int:
                 return MODES[options.mode](options, config, workdir)
     except (UserError, processes.AbsentError) as error:
         print(f"jformer: {' '.join(str(error).split())}", file=sys.stderr)
-        with contextlib.suppress(OSError):  # otherwise, unwritten output would fail again at exit
+        with contextlib.suppress(OSError):  # else unwritten output would fail again at exit
             sys.stdout.flush()
         return error.code if isinstance(error, UserError) else LOST
     except BrokenPipeError:  # the reader has closed our output, as head does; discard the rest
@@ -159,7 +159,7 @@ def run_command(argv: list[str]) -> int:
 
 
 def check_processes_agree(options: flags.FlagValues, config: Config) -> None:
-    """Raise UserError, as `check_same` does, where processes were started differently or see different runs."""
+    """Raise UserError, as `check_same` does, if processes were started differently or see different runs."""
     given = {f"--{name}": options[name].value for name in ("mode", "workdir", "resume", "deterministic")}
     processes.check_same({**given, **flatten(dataclasses.asdict(config), "config.")})
     if options.mode != "train" and processes.process_count() > 1:  # train itself refuses two workdirs
@@ -233,7 +233,7 @@ def score_test_sets(options: flags.FlagValues, config: Config, workdir: Path) ->
 
 
 def scores_folder(options: flags.FlagValues, workdir: Path) -> Path:
-    """Return the folder of the scores: the run's own, or that of --output with --mode=evaluate."""
+    """Return the folder for the scores: the run's own, or with --mode=evaluate that of --output."""
     return run_path(options.output) if options.mode == "evaluate" and options.output != "-" else workdir
 
 
@@ -254,7 +254,7 @@ def answer(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 
 def describe(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Describe the run on the local devices, or on a TPU slice or GPUs that need not be present."""
+    """Describe the run on the local devices, or on TPUs or GPUs that need not be present."""
     run = workdir if options.workdir else None
     if options.topology:
         from jformer.tools.forecast.on_topology import describe_topology
@@ -266,7 +266,7 @@ def describe(options: flags.FlagValues, config: Config, workdir: Path) -> int:
 
 
 def verify(options: flags.FlagValues, config: Config, workdir: Path) -> int:
-    """Check that all ways to compute answers agree, and with --against that transformers computes the same logits."""
+    """Check that all ways to compute answers agree and, with --against, that transformers computes the same logits."""
     from jformer.inference.verify import verify as agrees
 
     further = []
@@ -346,8 +346,8 @@ MODES: dict[str, Callable[[flags.FlagValues, Config, Path], int]] = {
 def keep_compiled(config: Config) -> None:
     """Cache compiled programs beside the tokenized corpora, unless the environment names a directory.
 
-    Several processes cache theirs only where all see them: JAX writes those of process 0, and XLA shares the autotuning
-    of GPUs out among the hosts, so that the others would wait for the part of process 0, which has its programs.
+    Several processes use a cache only if all see it: JAX writes the programs of process 0 alone, and XLA divides GPU
+    autotuning among hosts, so the others would wait for process 0's part, which it skips with a cached program.
     """
     import jax
 

@@ -2,8 +2,8 @@
 
 A table maps short names to parts, or to import paths that are resolved on first use. A user-defined part is imported
 only if its module was allowed in this process: by `allow`, which commands call for the parts named in their config file
-and arguments, or by the environment (JFORMER_PARTS=my_package,other.module). The config.json of a run may be
-untrusted, so naming a part there is not enough to import it.
+and arguments, or by the environment (JFORMER_PARTS=my_package,other.module). A run's config.json may be untrusted, so
+naming a part there is not enough to import it.
 
 docs/parts.md shows one part of each kind; `jformer.testing` checks them.
 """
@@ -106,10 +106,10 @@ def find(key: str, name: str, table: Mapping[str, Any]) -> Any:
 
 
 def cached(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return functools.lru_cache(size) for what is built from a config, which only names its user-defined parts.
+    """Return functools.lru_cache(size) for objects built from a config, which only names user-defined parts.
 
-    A notebook may define a part again under the same name, or reload its module: everything cached is then dropped, and
-    so are JAX's programs. Results for arguments that are not hashable are not cached.
+    A notebook may redefine a part under the same name, or reload its module: then everything cached is dropped, and so
+    are JAX's programs. Results for arguments that are not hashable are not cached.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -182,7 +182,7 @@ def _check_arguments(key: str, name: str, part: Callable[..., Any]) -> None:
 
 
 def _present(name: str, found: Any) -> Any:
-    """Return what a name stands for now: what was found where a module makes its attributes, None if it is gone."""
+    """Return what a name stands for now: what was found if the module makes its attributes, None if it is gone."""
     place, _, attribute = name.partition(":")
     module = sys.modules.get(place)
     return vars(module).get(attribute, found) if module else None

@@ -25,7 +25,7 @@ from jformer.errors import UnavailableError, UserError
 BUCKET = "gs://"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk is full or read-only
 MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # an unusable path
-UNLOCKABLE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # a file system without locks, as Lustre may be mounted
+UNLOCKABLE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # a file system without locks, such as Lustre may be
 AWAY = (errno.ESTALE, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENOTCONN)  # storage behind a network
 OUTAGE = r"unavailable|too many requests|timed? ?out|deadline exceeded|connection \w+|stale file handle|try again"
 OF_A_RUN = {"checkpoints", "config.json", "metrics.jsonl", "results.json", "samples.jsonl", "tokenizer", "training.log"}
@@ -37,7 +37,7 @@ class UnwrittenError(UserError):
 
 
 class OutageError(UnwrittenError, UnavailableError):
-    """A path could not be written, as its storage is away for a moment."""
+    """A path could not be written because its storage is unavailable for a moment."""
 
 
 def run_path(text: str | os.PathLike[str]) -> Path:
@@ -61,7 +61,7 @@ def new_directory(path: str | os.PathLike[str], option: str = "") -> Path:
 
 
 def new_disk_directory(path: str | os.PathLike[str], option: str = "") -> pathlib.Path:
-    """Return `new_directory` for what other libraries write, on a disk only. Raise UserError for a bucket, too."""
+    """Return `new_directory` for files of other libraries, which need a disk. Raise UserError for a bucket, too."""
     if "://" in str(path):
         raise UserError(f"{option}{path}: this is written to a disk: name a directory here, and copy it")
     return pathlib.Path(new_directory(path, option))
@@ -69,7 +69,7 @@ def new_disk_directory(path: str | os.PathLike[str], option: str = "") -> pathli
 
 @contextlib.contextmanager
 def filling(target: Path) -> Iterator[None]:
-    """Create a directory on disk, if it is missing; an error raised inside removes all that came into it since."""
+    """Create a directory on disk, if missing; an error raised inside removes everything added to it since."""
     was_there = target.exists()
     target.mkdir(parents=True, exist_ok=True)
     before = {*target.iterdir()}
@@ -151,14 +151,14 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def is_special(path: os.PathLike[str]) -> bool:
-    """Return whether a path is that of a device, a pipe or a socket, or leads to an open file, as /dev/stdout may."""
+    """Return whether a path is a device, a pipe or a socket, or leads to an open file, as /dev/stdout may."""
     if not os.path.exists(path) or os.path.isdir(path):  # noqa: PTH110, PTH112 - as in `is_file`
         return False
     return not is_file(path) or str(Path(path).parent) in ("/dev", "/dev/fd")
 
 
 def refuse_special(output: os.PathLike[str]) -> None:
-    """Raise UserError for an --output such as /dev/null, in whose place a whole file would be put."""
+    """Raise UserError for an --output such as /dev/null, which a whole file would replace."""
     if is_special(output):
         raise UserError(f"--output={output} is not a plain file and would be replaced by one: name another")
 
@@ -189,9 +189,9 @@ def replace_content(path: Path, content: bytes, shared: bool = False) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
-    """Yield a path to write to; the file then replaces another one, which an error leaves unchanged.
+    """Yield a path to write to; the file then replaces another one, which is unchanged after an error.
 
-    With `shared`, each process has a path of its own; after a kill, no later process replaces what is left there.
+    With `shared`, each process has a path of its own; what a killed process leaves there is not replaced later.
     """
     own = f".{platform.node()}-{os.getpid()}" if shared else ""
     new = path.with_name(f"{path.name}{own}.new")
@@ -225,9 +225,9 @@ def unwritten(path: os.PathLike[str] | str, error: Exception) -> UnwrittenError:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Return whether an error, or one that caused it, is of storage that is away for a moment.
+    """Return whether an error, or one that caused it, means that storage is unavailable for a moment.
 
-    Errors of buckets and of TensorStore have no number, only a text.
+    Errors of buckets and TensorStore have only a text, no number.
     """
     while error:
         if number := getattr(error, "errno", None):
@@ -239,7 +239,7 @@ def is_outage(error: BaseException | None) -> bool:
 
 
 def refusal(error: OSError) -> str:
-    """Return the error message for an OSError that no other code has explained; "" if it is a bug in jformer."""
+    """Return the error message for an OSError not explained elsewhere; "" if it is a bug in jformer."""
     if error.errno == errno.ENAMETOOLONG:
         return f"{str(error.filename)[:40]}… is longer than a file name can be: shorten it"
     if error.errno in FULL or (error.errno in MISPLACED and error.filename):

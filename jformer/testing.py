@@ -171,9 +171,9 @@ def check_schedule(schedule: Callable[[Any, ScheduleParams], Any], num_steps: in
 
 
 def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTransformation]) -> None:
-    """Check that an optimizer minimizes a small quadratic, keeps shapes and dtypes, and survives being saved.
+    """Check that an optimizer minimizes a small quadratic, keeps shapes and dtypes, and can be saved and restored.
 
-    It must also update a stack of two layers, which is one array for each parameter, as it updates the two alone.
+    It must also update a stack of two layers, one array for each parameter, just as it updates the two on their own.
     """
     transform = make(lambda step: 0.05, OptimConfig(epsilon=1e-8), 1.0)
     params = {"dense": {"kernel": jnp.ones((4, 3)), "bias": jnp.full(3, 2.0)}}
@@ -198,7 +198,7 @@ def check_optimizer(make: Callable[[Any, OptimConfig, float], optax.GradientTran
 
 
 def _check_stack(transform: optax.GradientTransformation) -> None:
-    """Check that two layers are updated alike in a stack and alone, unless updates are random."""
+    """Check that two layers are updated alike in a stack and on their own, unless updates are random."""
     layers = [
         {
             "kernel": jax.random.normal(jax.random.key(2 * i), (4, 3)),

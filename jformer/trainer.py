@@ -91,7 +91,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 
         # The task and its text.
         task = build_task(config)
-        # Process 0 writes what the others then read. Its worker processes tokenize, or another run that has begun to.
+        # Process 0 writes what the others then read. Its worker processes tokenize, or another run that began before.
         with processes.main_process_first(), processes.working_elsewhere():
             data = open_data(config.data, config.train, config.seed, task, workdir, bool(saved) or quiet)
         processes.check_same(fingerprints(data))
@@ -172,7 +172,7 @@ def train(config: Config, workdir: Path, run_loop: Callable[..., TrainState] = l
 def settle(config: Config, saved: Config | None) -> tuple[Config, Mesh, list[str]]:
     """Return the config with the choices that depend on the devices, their mesh, and a line for each choice.
 
-    A resumed run has its saved config, and of the new one what may change.
+    A resumed run has its saved config, with those changes of the new one that are allowed.
     """
     config, taken = (resume_config(saved, config), []) if saved else with_vocabulary_of_parent(config)
     mesh = open_mesh(config)
@@ -198,8 +198,8 @@ def open_checkpoints(config: Config, workdir: Path) -> Checkpoints:
 def saved_config(workdir: Path, checkpoints: Checkpoints) -> Config | None:
     """Return the config of the run in a workdir, or None for a new one.
 
-    If config.json is missing, the checkpoints have it: a run never resumes under another config. Raises UserError for
-    imported parameters, which no run trained.
+    If config.json is missing, the checkpoints have a copy: a run never resumes under another config. Raises UserError
+    for imported parameters, which no run trained.
     """
     if checkpoints.steps() == [0]:  # written by import, prune and extend: parameters without an optimizer state
         raise UserError(
@@ -254,7 +254,7 @@ def greedy_predictor(trained: Trained, batch_size: int, mesh: Mesh) -> Predictor
 def best_measured_with(config: Config) -> dict[str, Any]:
     """Return the options that the value of train.best_by depends on, among those that a resumed run may change.
 
-    Losses depend on none; scores depend on the examples, on their own options and on those of greedy decoding.
+    Losses depend on none of them; scores depend on the examples, on their own options and on those of greedy decoding.
     """
     name, evaluate = config.train.best_by, config.evaluate
     if name not in evaluate.during:
@@ -295,7 +295,7 @@ def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
         for key, (part, name) in config.data.test_sets().items():
             refuse_unknown_labels(key, open_split(part, name), data.tokenizers[1])
     if task.answer in ("text", "continuation"):
-        writable(data.tokenizers[1], config.decode)  # refuses beams and words that scoring would refuse
+        writable(data.tokenizers[1], config.decode)  # refuses what scoring would refuse: beams and words
 
 
 def refuse_other_languages(data: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
@@ -314,7 +314,7 @@ def refuse_unknown_labels(key: str, test: Split, labels: Tokenizer) -> None:
 
 
 def refuse_other_text(data: Data, progress: Progress, workdir: Path) -> None:
-    """Store the fingerprints of the texts in the progress, or raise UserError if they have changed."""
+    """Store the fingerprints of the texts in the progress; raise UserError if they have changed."""
     texts = [corpus.fingerprint for corpus in data.texts.values()]
     trained, valid = texts[: len(data.corpora)], texts[len(data.corpora) :]
     for what, before, now in (("training", progress.data, trained), ("validation", progress.valid, valid)):

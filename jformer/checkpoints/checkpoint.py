@@ -50,7 +50,7 @@ class Checkpoints:
         """
         self.directory = Path(directory if in_bucket(directory) else directory.absolute())
         self._every, self._keep_last, self._clean = every, keep_last, clean
-        self._manifests: dict[int, Manifest] = {}  # those that were read or written
+        self._manifests: dict[int, Manifest] = {}  # those read or written so far
         patience = ocp.options.AsyncOptions(timeout_secs=SAVE_SECONDS)
         self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=patience)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -77,7 +77,7 @@ class Checkpoints:
         return read_together(lambda: self._own_manifest(step), self.directory / str(step))
 
     def newest_manifest(self) -> Manifest:
-        """Return the manifest of the newest step for which it is readable; raise UserError if there is none."""
+        """Return the manifest of the newest step that has a readable one; raise UserError if there is none."""
         for step in reversed(self.steps()):
             with contextlib.suppress(DamagedError):
                 return self.manifest(step)
@@ -96,7 +96,7 @@ class Checkpoints:
         manifest = Manifest.of(state, progress, selection_cost)
         items = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
         items[MANIFEST] = ocp.args.JsonSave(manifest.to_json())
-        kinds = (Exception,) if in_bucket(self.directory) else (OSError, ValueError, RuntimeError)  # of buckets, any
+        kinds = (Exception,) if in_bucket(self.directory) else (OSError, ValueError, RuntimeError)  # buckets: any
         try:
             if processes.is_main_process():
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -127,9 +127,9 @@ class Checkpoints:
     def restore(self, step: int, abstract: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Return the items named in `abstract`, with its shardings, verified by their digests.
 
-        Raises UserError if `abstract` has another shape, dtype or name than was saved, DamagedError for a step that is
-        proven to be damaged, and UnavailableError for one that cannot be read now. All processes call it; if one fails,
-        all raise its error.
+        Raises UserError if a shape, dtype or name in `abstract` differs from what was saved, DamagedError for a step
+        that is proven to be damaged, and UnavailableError for one that cannot be read now. All processes call it; if
+        one fails, all raise its error.
         """
         where, manifest = self.directory / str(step), self.manifest(step)
         for name, tree in abstract.items():
@@ -138,15 +138,15 @@ class Checkpoints:
             refuse_mismatch(manifest.arrays[name], entries(tree), str(where / name))
         args = ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in abstract.items()})
         items = read_together(lambda: self._own_items(where, args), where)
-        for name, tree in items.items():  # one after the other: digests of an item add up what all processes hold
+        for name, tree in items.items():  # in turn: the digests of an item sum over what all processes hold
             read_together(partial(refuse_damage, manifest.arrays[name], tree, str(where / name)), where)
         return items
 
     def restore_newest(self, abstract: Mapping[str, PyTree]) -> Restored:
         """Return the items of the newest intact step, and why newer ones were skipped.
 
-        If the folder was opened to train, skipped steps are renamed, out of the way of future ones. Raises UserError
-        if no step is intact, and as `restore` for arrays of another model.
+        If the folder was opened to train, skipped steps are renamed, out of the way of future ones. Raises UserError if
+        no step is intact or, as `restore` does, for arrays of another model.
         """
         skipped: dict[int, str] = {}
         for step in reversed(self.steps()):
@@ -165,7 +165,7 @@ class Checkpoints:
         """Return the steps that this process sees. Raise UserError if it cannot list them."""
         try:
             return saved_steps(self.directory)
-        except Exception as error:  # those of buckets are not all OSErrors
+        except Exception as error:  # buckets do not only raise OSErrors
             raise UnavailableError(
                 f"{self.directory}: cannot be listed now ({first_line(error)}); try again"
             ) from error
@@ -177,14 +177,14 @@ class Checkpoints:
             try:
                 content = parse_object((where / MANIFEST / "metadata").read_bytes())
                 self._manifests[step] = Manifest.from_json(content, str(where / MANIFEST))
-            except Exception as error:  # those of buckets are not all OSErrors
+            except Exception as error:  # buckets do not only raise OSErrors
                 raise explain(error, where) from error
         return self._manifests[step]
 
     def _own_items(self, where: Path, args: ocp.args.Composite) -> dict[str, PyTree]:
         """Return the items as this process reads them.
 
-        Orbax's checkpointers end with a barrier, at which the others would wait forever if one process has failed; its
+        Orbax's checkpointers end with a barrier, where the other processes would wait forever if one fails; its
         handlers have none.
         """
         self._orbax.wait_until_finished()
@@ -200,18 +200,18 @@ class Checkpoints:
             try:
                 self._own_manifest(step)  # as it is on disk
                 costs = self._selection_costs()
-                if "best_step" in manifest.progress:  # costs that other options measured are not comparable
+                if "best_step" in manifest.progress:  # costs measured with other options are not comparable
                     best = manifest.progress["best_step"]
                     costs = {each: cost if each == best else None for each, cost in costs.items()}
                 provable = processes.process_count() == 1 and not in_bucket(self.directory)
-                keep_last = self._keep_last if provable else max(2, self._keep_last)  # one more than may be damaged
+                keep_last = self._keep_last if provable else max(2, self._keep_last)  # a spare: one may be damaged
                 old = costs.keys() - kept_steps(costs, self._every, keep_last)
                 if old and provable:
                     prove(self.directory / str(step), manifest, abstract)
                 for each in old:
                     delete(self.directory, each)
                     self._manifests.pop(each, None)
-            except DamagedError as error:  # it must not push out one that can be restored
+            except DamagedError as error:  # it must not displace one that can be restored
                 quarantine(self.directory, step)
                 raise self._failure(step, error) from error
             except Exception as error:  # this step is saved, even if the storage cannot delete the old ones
@@ -224,12 +224,12 @@ class Checkpoints:
         for step in self._own_steps():
             try:
                 costs[step] = self._own_manifest(step).selection_cost
-            except DamagedError:  # a step that cannot be restored must not push out one that can
+            except DamagedError:  # a step that cannot be restored must not displace one that can
                 quarantine(self.directory, step)
         return costs
 
     def _clean_failure(self, step: int, error: BaseException) -> UserError:
-        """Remove what a failed save has left; return the error to raise."""
+        """Remove what a failed save left behind; return the error to raise."""
         if processes.is_main_process():
             remove_failed(self.directory)
         return self._failure(step, error)

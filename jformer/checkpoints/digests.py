@@ -18,7 +18,7 @@ from jformer.parallel.sharding import named_leaves
 
 LARGE = 2**18  # elements
 GOLDEN = 0x9E3779B1  # 2^32 over the golden ratio; neighbouring indices times it differ in many bits
-Words = TypeVar("Words", Array, np.ndarray)  # uint32 [...], on devices or here
+Words = TypeVar("Words", Array, np.ndarray)  # uint32 [...], on devices or the host
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element
 
 
@@ -39,11 +39,11 @@ def _is_summed_here(array: Array | np.ndarray) -> bool:
 
 
 def _digest_on_host(array: Array) -> int:
-    """Return the same sum by NumPy, in blocks; for a small array, this is faster than compiling a program."""
+    """Compute the same sum with NumPy, in blocks; for a small array, this is faster than compiling a program."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     host = np.ascontiguousarray(array).reshape(-1)
-    unsigned = host.view(np.dtype(UNSIGNED[min(host.dtype.itemsize, 4)]))  # of 64 bits two each
+    unsigned = host.view(np.dtype(UNSIGNED[min(host.dtype.itemsize, 4)]))  # two for each 64-bit element
     total = 0
     for start in range(0, unsigned.size, LARGE):
         words = unsigned[start : start + LARGE].astype(np.uint32)

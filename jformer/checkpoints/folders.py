@@ -9,8 +9,8 @@ from etils.epath import Path
 
 from jformer.storage import in_bucket, is_step
 
-BETWEEN_REMOVALS = 0.05  # seconds between attempts to remove what a failed save has left
-REMOVALS, SETTLED = 200, 20  # attempts in all, and those in a row that must find nothing left
+BETWEEN_REMOVALS = 0.05  # seconds between attempts to remove what a failed save left behind
+REMOVALS, SETTLED = 200, 20  # attempts in all, and how many in a row must find nothing left
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a step's folder until it is complete
 DELETED, BROKEN = "deleted-", "broken-"  # prefixes of folders that are no longer steps
 
@@ -45,11 +45,11 @@ def remove_failed(directory: Path) -> None:
     """Remove the files of a failed save.
 
     Orbax reports the failure of one item while its threads, and TensorStore's below them, still write the others, for
-    seconds where the machine is busy. Files that cannot be removed now are removed when training resumes.
+    seconds on a busy machine. Files that cannot be removed now are removed when training resumes.
     """
     gone = 0
     for _ in range(REMOVALS):
-        with contextlib.suppress(Exception):  # those of buckets are not all OSErrors
+        with contextlib.suppress(Exception):  # buckets do not only raise OSErrors
             remove_unfinished(directory)
         time.sleep(BETWEEN_REMOVALS)
         with contextlib.suppress(Exception):

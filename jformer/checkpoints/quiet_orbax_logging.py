@@ -4,7 +4,7 @@ import logging
 import sys
 import warnings
 
-# Of reads that Orbax cancels before they start when another one fails; Python warns when it collects them.
+# Python's warning about reads that Orbax cancels before they start because another one failed.
 CANCELLED = r"coroutine 'Store\._get_array_metadatas' was never awaited"
 _print_unraisable = sys.unraisablehook
 
@@ -17,6 +17,6 @@ def log_failures_once() -> None:
 
 
 def _unraisable(error: "sys.UnraisableHookArgs") -> None:
-    """Print errors that cannot be caught, except those of TensorStore's threads that report a failed write too late."""
+    """Print errors that cannot be caught, except those of TensorStore's threads that report a failed write late."""
     if not (error.exc_type is RuntimeError and str(error.exc_value) == "Event loop is closed"):
         _print_unraisable(error)

@@ -51,8 +51,8 @@ def read_together(read: Callable[[], T], where: Path) -> T:
 def on_host(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """Return a state's shapes and dtypes as NumPy arrays without memory, to restore it as NumPy arrays.
 
-    Keys of random numbers become the words in them, which have the same digest. This needs no CPU device: JAX has none
-    if JAX_PLATFORMS=cuda or =tpu names the only platform.
+    Random keys become their raw words, which have the same digest. This needs no CPU device: JAX has none if
+    JAX_PLATFORMS=cuda or =tpu names the only platform.
     """
 
     def empty(x: jax.Array) -> np.ndarray:
@@ -74,7 +74,7 @@ def prove(where: Path, manifest: Manifest, abstract: Mapping[str, PyTree]) -> No
         for name, tree in abstract.items():
             try:
                 items = reader.restore(where, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(tree)}))
-            except Exception as error:  # those of buckets are not all OSErrors
+            except Exception as error:  # buckets do not only raise OSErrors
                 raise explain(error, where) from error
             refuse_damage(manifest.arrays[name], items[name], str(where / name))
 
@@ -88,7 +88,7 @@ def explain(error: Exception, where: Path) -> UserError:
     if _may_be_damage(error):
         try:
             _open_all(where)
-        except Exception as refusal:  # as above: those of buckets are not all OSErrors
+        except Exception as refusal:  # as above
             error = refusal
         else:
             return DamagedError(f"{where}: {first_line(error)}")

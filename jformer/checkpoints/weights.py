@@ -55,8 +55,8 @@ class Weights(NamedTuple):
     params: PyTree
     steps: tuple[int, ...]
     tokenizers: tuple[str, ...]  # fingerprints; empty if it was not trained here
-    digest: str  # of all that was read
-    base: str  # of adapters: the digest of the parameters that they modify
+    digest: str  # of everything read
+    base: str  # for adapters: the digest of the parameters that they modify
 
 
 def load_saved(
@@ -72,7 +72,7 @@ def load_saved(
         settings: its config; `evaluate.weights` names the parameters.
         mesh: where they are placed.
         abstract: their shapes and shardings; None = all that were saved.
-        whole: axes of the mesh that split none of these, such as fsdp for inference.
+        whole: axes of the mesh that do not split parameters, such as fsdp for inference.
 
     Raises:
         UserError: other checkpoints are needed and damaged.
@@ -88,13 +88,13 @@ def load_saved(
 
 
 def _saved_shapes(saved: checkpoint.Checkpoints, mesh: Mesh, whole: Sequence[str]) -> PyTree:
-    """Return shapes and shardings as `abstract_params` does, of all parameters that a run has saved."""
+    """Return shapes and shardings as `abstract_params` does, but of all parameters that a run has saved."""
     arrays = saved.newest_manifest().arrays["params"]
     shapes = {path: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for path, entry in arrays.items()}
     tree = traverse_util.unflatten_dict(shapes, sep="/")
     try:
         shardings = parameter_shardings(mesh, tree, whole)
-    except UserError:  # an axis does not divide one of them, such as a token's row that the new run may not have
+    except UserError:  # an axis does not divide one of them, which the new run may not even have
         shardings = parameter_shardings(mesh, tree, (FSDP, TENSOR))
     return abstract_like(tree, shardings)
 
@@ -109,9 +109,9 @@ def write_run(
         config: of the run.
         tokenizers: of source and target; equal ones are one file, shared.
         params: the parameters that the checkpoint holds.
-        base: of adapters: the digest of the parameters that they modify.
+        base: for adapters: the digest of the parameters that they modify.
     """
-    processes.barrier()  # all have seen that it was empty
+    processes.barrier()  # all have seen an empty workdir
     if processes.is_main_process():
         (workdir / "tokenizer").mkdir(parents=True, exist_ok=True)
         source, target = tokenizers
@@ -139,15 +139,15 @@ def load_weights(
     base: tuple[PyTree, str] | None = None,
     whole: Sequence[str] = (FSDP,),
 ) -> Weights:
-    """Return the parameters of a run as `load_saved` does, those of adapters with their base.
+    """Return the parameters of a run as `load_saved` does, but adapters together with their base.
 
     Args:
         workdir: of the run.
         settings: its config; `evaluate.weights` names the parameters.
-        model: what they are for; one with adapters keeps these separate, others merge them. None = all that were saved.
+        model: the model they are for: one with adapters keeps these separate, others merge them. None = all saved ones.
         mesh: where they are placed.
         base: the parameters that adapters modify, and their digest; None = those of train.init_from.
-        whole: axes of the mesh that split none of them.
+        whole: axes of the mesh that do not split them.
 
     Raises:
         UserError: as `load_saved` does, and for adapters whose base is gone or has other parameters.
@@ -209,26 +209,26 @@ def adopt(
     parent: PyTree,
     fresh: PyTree,
     origin: str,
-    lora: LoraConfig = LoraConfig(),  # noqa: B008  # which is frozen
+    lora: LoraConfig = LoraConfig(),  # noqa: B008  # it is frozen
     freeze: Sequence[str] = (),
     new: bool = True,
 ) -> tuple[PyTree, list[str]]:
     """Return the parent's parameters where it has them, fresh ones for a new head and adapters, and notes.
 
-    Tables of tokens, and of positions in a text, may have other numbers of rows (a task's symbols follow the
-    vocabulary): their common rows are copied.
+    Tables of tokens and of text positions may differ in their number of rows (a task's symbols follow the vocabulary):
+    the rows that both have are copied.
 
     Args:
         parent: the parameters of the run to start from.
-        fresh: those that were drawn.
+        fresh: newly drawn ones.
         origin: the parent's workdir, for notes and errors.
         lora: which parameters train beside adapters.
         freeze: patterns of the names of parameters that do not train.
-        new: False for a run that is opened again, as it began: any table may have other rows.
+        new: False when a run is reopened as it began: then any table may differ in its rows.
 
     Raises:
-        UserError: naming the first other parameter that the parent lacks or has in another shape, and parameters that
-            would keep their initial values, as they do not train.
+        UserError: naming the first other parameter that the parent lacks or has in another shape; or for parameters
+            that would keep their initial values because they are not trained.
     """
     have, wanted = named_leaves(parent), named_leaves(fresh)
     of_patches = ("input/positions/embedding", "source_input/positions/embedding") if "patches" in fresh else ()
@@ -274,7 +274,7 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def _refuse_untrained(names: Sequence[str], origin: str, lora: LoraConfig, freeze: Sequence[str]) -> None:
-    """Raise UserError if one of the parameters that are new, at least in part, would stay as it was drawn."""
+    """Raise UserError if a parameter that is new, at least in part, would keep its initial value."""
     for name in names:
         part = name.partition("/")[0]
         if not lora.trains(name):
@@ -336,7 +336,7 @@ def average_steps(steps: Sequence[int], every: int, count: int) -> list[int]:
 def average(trees: Iterable[PyTree]) -> PyTree:
     """Return the mean of several parameter trees in float32, computed on their devices, one in memory at a time.
 
-    It moves from the first by differences, so that parameters that are the same in all, as frozen ones are, stay so.
+    It adds differences to the first, so that parameters that are equal in all, such as frozen ones, stay so.
     """
     mean = None
     for count, tree in enumerate(trees, start=1):

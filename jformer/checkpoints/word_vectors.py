@@ -38,15 +38,15 @@ class Matched(NamedTuple):
 
     ids: np.ndarray  # i32 [n], ascending
     vectors: np.ndarray  # f32 [n size]
-    coverage: str  # how many tokens have a vector, and of which file, as a line
+    coverage: str  # a line: how many tokens have a vector, and from which file
 
 
 def match(tokens: Sequence[str], path: Path, size: int) -> Matched:
     """Find the vectors of a vocabulary's tokens in a file.
 
     A token is looked up as it is, then lower-cased. The symbols, ids 0 to 3, never match. If any token begins with ▁,
-    the vocabulary is sentencepiece's: only pieces that begin a word match, without their ▁, as a piece from within a
-    word is not the word of the same letters.
+    the vocabulary is sentencepiece's: only pieces that begin a word match, without their ▁, because a piece from within
+    a word is not the word with the same letters.
 
     Args:
         tokens: the surface form of every id.
@@ -89,7 +89,7 @@ def read_vectors(path: Path, wanted: Collection[str], size: int) -> Vectors:
 
     Raises:
         UserError: the file holds no vectors or vectors of another size, is cut short, or a wanted vector has a number
-            that cannot be read or is not finite as a float32; with file:line, or file and entry where it is binary.
+            that cannot be read or is not finite as a float32; with file:line, or file and entry if it is binary.
     """
     keys = {token.encode(): token for token in wanted}
     found: dict[str, np.ndarray] = {}

@@ -45,9 +45,9 @@ def default_config(preset: str = "transformer_base") -> ConfigDict:
 
 
 def child_config(run: str) -> ConfigDict:
-    """Return the config of a run that starts from another one's weights: that one's, to be modified.
+    """Return a config for a run that starts from another run's weights: the parent's, to be modified.
 
-    What its devices and its text decided is open again, and its adapters and word vectors are in its parameters.
+    What its devices and text determined is reset, and so are adapters and word vectors: its parameters have them.
     """
     values = as_config_dict(load_config(run_path(run) / "config.json"))
     values.model.lora = default_config().model.lora
@@ -100,12 +100,12 @@ def load_config(path: Path) -> Config:
 
 
 def as_config_dict(config: Config) -> ConfigDict:
-    """Return a resolved config as a locked ConfigDict again, to set keys of a saved run."""
+    """Return a resolved config as a locked ConfigDict, to set keys of a saved run."""
     return _as_options(dataclasses.asdict(config)).lock()
 
 
 class _Options(ConfigDict):
-    """A ConfigDict that takes NumPy's scalars and paths, and no bool for a float; ConfigDict converts True to 1.0."""
+    """A ConfigDict that accepts NumPy scalars and paths, but no bool for a float; ConfigDict converts True to 1.0."""
 
     def __setitem__(self, key: str, value: object) -> None:
         value = plain(value)
@@ -135,7 +135,7 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def build_section(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
-    """Make the dataclass `kind`; raise UserError for unknown keys and values of another type."""
+    """Make the dataclass `kind`; raise UserError for unknown keys and values of the wrong type."""
     hints = typing.get_type_hints(kind)
     for key in values:
         if key not in hints:
@@ -144,7 +144,7 @@ def build_section(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a scalar of NumPy, or a path, as the value of Python that it stands for."""
+    """Return a NumPy scalar, or a path, as the plain Python value that it stands for."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.item() if isinstance(value, np.generic) else value

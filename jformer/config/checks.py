@@ -187,7 +187,7 @@ def _check_evaluate(config: Config) -> None:
         if not scores_during(config):
             raise UserError(f"evaluate.during={evaluate.during}: task={config.task!r} has no answers to score")
         allow = check_part if {*TEXT_SCORES} & {*scores_during(config)} else check_choice
-        if not is_own(config.task):  # whose scores the first validation knows
+        if not is_own(config.task):  # whose scores only the first validation knows
             allow("evaluate.during", name, (*scores_during(config), *commands))
     if evaluate.during and not config.train.eval_every:
         raise UserError(f"evaluate.during={evaluate.during} needs evaluations: set train.eval_every")
@@ -222,7 +222,7 @@ def _check_decode(config: Config) -> None:
 
 
 def refuse_without_attention(decode: DecodeConfig, model: ModelConfig) -> None:
-    """Raise UserError for an option of decoding that reads attention to a source, of which the model has none."""
+    """Raise UserError for a decoding option that reads attention to a source if the model has none."""
     for key in ("coverage_penalty", "alignments"):
         if getattr(decode, key) and model.family != "encdec":
             raise UserError(
@@ -291,7 +291,7 @@ def _check_task(config: Config) -> None:
 
 
 def may_be(config: Config, *tasks: str) -> bool:
-    """Return whether the task is one of these, or your own, which may be made of one of them."""
+    """Return whether the task is one of these, or a user-defined one, which may build on one of them."""
     return config.task in tasks or is_own(config.task)
 
 
@@ -305,7 +305,7 @@ def _embedded(config: Config) -> tuple[str, ...]:
 
 
 def refuse_longer_texts(config: Config, model: ModelConfig) -> None:
-    """Raise UserError if the data of a config allows longer texts than the learned positions of a model have room for.
+    """Raise UserError if the config allows texts longer than a model's learned positions.
 
     The model is that of the config, or of another run that reads the same texts.
     """
@@ -332,7 +332,7 @@ def _check_pooling(config: Config) -> None:
 
 
 def _check_languages(config: Config) -> None:
-    """Raise UserError for symbols of languages that a vocabulary cannot have, or of corpora without languages."""
+    """Raise UserError for language symbols that a vocabulary cannot have, or for corpora without languages."""
     data, place = config.data, f"data.language_symbols={config.data.language_symbols!r}"
     if data.language_symbols and data.tokenizer not in ("bpe", "unigram") and not config.train.init_from:
         raise UserError(f"{place} needs data.tokenizer='bpe' or 'unigram', not {data.tokenizer!r}")
@@ -373,10 +373,10 @@ def _check_mesh(config: Config) -> None:
 
 
 def refuse_unread(config: Config) -> None:
-    """Raise UserError for what a new run would not read; saved runs are opened with it.
+    """Raise UserError for options that a new run would ignore; saved runs may have them.
 
-    Options that others leave without effect, and the source of a recurrent encoder–decoder whose decoder gets nothing
-    from its encoder.
+    These are options that others leave without effect, and the source of a recurrent encoder–decoder whose decoder gets
+    nothing from its encoder.
     """
     config.data.refuse_unread()
     config.decode.refuse_unread()
@@ -421,7 +421,7 @@ def divide_rows(config: Config, shards: int) -> Config:
 
 
 def count_epochs(config: Config, updates: int) -> Config:
-    """Return the config with train.num_steps set from train.num_epochs, if given, of `updates` each.
+    """Return the config with train.num_steps set from train.num_epochs, if given; an epoch has `updates` updates.
 
     Raises UserError if they exceed train.num_steps or conflict with other options.
     """

@@ -38,7 +38,7 @@ PARTS = (  # keys whose values may name a user-defined part; data.mixture has a 
 ONE_PASS = ("classify", "tag", "qa", "embed", "mlm")  # tasks whose answers are not searched for
 OF_TOKENS = ("translate", "lm", "prefix_lm", "mlm", "denoise")  # tasks whose loss is a sum over tokens
 OF_IMAGES = ("caption",)  # tasks whose source is an image and never a text
-READERS = {  # option → the tasks that read it, of options that few do
+READERS = {  # option → the tasks that read it, for options that only a few read
     **dict.fromkeys(("data.labels", "data.label_weights"), ("classify",)),
     **dict.fromkeys(("data.doc_stride", "decode.max_answer_length", "decode.no_answer_threshold"), ("qa",)),
     **dict.fromkeys(("optim.temperature", "optim.symmetric"), ("embed",)),
@@ -48,7 +48,7 @@ READERS = {  # option → the tasks that read it, of options that few do
 }
 OPTIMIZERS = ("adam", "adamw", "adafactor")
 OPEN_SCHEDULES = ("noam", "inverse_square_root", "t5", "constant")  # rates do not depend on num_steps; your own may
-ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # rates do, so that a run cannot be extended
+ENDING_SCHEDULES = ("cosine", "linear", "warmup_stable_decay")  # rates do, so a run cannot be extended
 SCHEDULES = (*OPEN_SCHEDULES, *ENDING_SCHEDULES)
 TEXT_SCORES = ("bleu", "chrf", "ter")
 # For all other metrics, higher is better.
@@ -90,14 +90,14 @@ class OptimConfig:
     schedule: str = "noam"
     # The peak; noam: a factor of d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (equation 3).
     learning_rate: float = 1.0
-    warmup: float = 4_000.0  # updates (section 5.3); below 1, a share of num_steps. t5: those before it falls
+    warmup: float = 4_000.0  # updates (section 5.3); below 1, a share of num_steps. t5: those before the rate falls
     decay: float = 0.1  # warmup_stable_decay: updates of the final decay (Hu et al. 2024); below 1, a share
     final_rate: float = 0.0  # cosine, linear, warmup_stable_decay: the rate just after the end, as a share of the peak
     b1: float = 0.9  # adam, adamw: decay of the mean of gradients at each update (Kingma and Ba 2015, algorithm 1)
     b2: float = 0.98  # the same for the mean of squares; Adam's own 0.999 forgets 20 times as slowly (section 5.3)
     epsilon: float = 1e-9  # added to the root of that mean before dividing, which bounds the steps (section 5.3)
     weight_decay: float = 0.0  # adamw, on matrices only (Loshchilov and Hutter 2019)
-    # Of the global gradient norm (Pascanu et al. 2013); 0 = off. It costs nothing and saves runs from one bad batch.
+    # Of the global gradient norm (Pascanu et al. 2013); 0 = off. It costs nothing and protects a run from a bad batch.
     clip_norm: float = 1.0
     # The probability spread evenly over all classes: it hurts perplexity but improves BLEU (section 5.4).
     label_smoothing: float = 0.1
@@ -113,16 +113,16 @@ class OptimConfig:
         return 2 if self.r_drop else 1
 
     def warmup_steps(self, num_steps: int) -> int:
-        """Return the updates of the warm-up of a run of num_steps updates."""
+        """Return the number of warm-up updates of a run of num_steps updates."""
         return _updates(self.warmup, num_steps)
 
     def ramp_steps(self, num_steps: int) -> int:
-        """Return the updates of the warm-up and, of a warmup_stable_decay, of the decay."""
+        """Return the number of warm-up updates, plus those of the decay of a warmup_stable_decay."""
         decay = self.decay_steps(num_steps) if self.schedule == "warmup_stable_decay" else 0
         return self.warmup_steps(num_steps) + decay
 
     def decay_steps(self, num_steps: int) -> int:
-        """Return the updates at the end of a warmup_stable_decay."""
+        """Return the number of decay updates at the end of a warmup_stable_decay."""
         decay = _updates(self.decay, num_steps)
         shares = self.warmup < 1 and self.decay < 1 and self.warmup + self.decay <= 1
         return min(decay, num_steps - self.warmup_steps(num_steps)) if shares else decay  # both may be rounded up
@@ -136,15 +136,15 @@ def _updates(count_or_share: float, num_steps: int) -> int:
 class TrainConfig:
     """How long to train, what to keep and what to start from. Counts are updates."""
 
-    num_steps: int = 100_000  # updates of the whole run, those before a restart included
-    num_epochs: float = 0.0  # passes over the training text: sets num_steps, whose given value is the limit
+    num_steps: int = 100_000  # updates of the whole run, including those before a restart
+    num_epochs: float = 0.0  # passes over the training text: sets num_steps; a given num_steps is the limit
     max_minutes: float = 0.0  # of training, over all restarts; then it ends as after num_steps; 0 = no limit
     log_every: int = 100  # updates between rows of metrics.jsonl and logged lines
     eval_every: int = 1_000  # validation loss and sample translations; 0 = never
     checkpoint_every: int = 1_000  # must divide eval_every, so that the best evaluation has a checkpoint
     checkpoint_minutes: float = 0.0  # also save, with a row, when the last save is this long ago; 0 = by updates only
-    # Newest checkpoints kept, never fewer than evaluate.average_last; the best one is kept too. In a bucket, and of
-    # several processes, at least 2: a new one is not read back there, and might be damaged.
+    # Newest checkpoints kept, never fewer than evaluate.average_last; the best one is kept too. In a bucket, or with
+    # several processes, at least 2: there a new one is not read back, and might be damaged.
     keep_last: int = 5
     patience: int = 0  # stop after this many consecutive evaluations without a better one; 0 = never
     best_by: str = "loss"  # the metric that selects the best evaluation: loss | accuracy | a score of evaluate.during
@@ -165,7 +165,7 @@ class TrainConfig:
     # that were never timed (compiling, validating, saving), or took half of that, have ten times as long, and a busy
     # processor counts as progress there; a single process has no limit there.
     stall_seconds: float = 0.0
-    # FLOPs a second of a device, which MFU is a share of (Chowdhery et al. 2022); 0 = its data sheet's, or measured.
+    # FLOPs a second of a device, to compute MFU (Chowdhery et al. 2022); 0 = its data sheet's, or measured.
     peak_flops: float = 0.0
 
     def profiled(self) -> range:
@@ -181,10 +181,10 @@ class EvaluateConfig:
     weights: str = "last"  # last | best | average (of average_last checkpoints) | ema
     average_last: int = 5  # the newest checkpoints in a row, or all if fewer (Vaswani et al. 2017, section 6.1)
     # bleu (Papineni et al. 2002) | chrf (Popović 2015) | ter (Snover et al. 2006), which takes by far the longest; by
-    # sacreBLEU (Post 2018). Exact match and perplexity are always there.
+    # sacreBLEU (Post 2018). Exact match and perplexity are always reported.
     scores: tuple[str, ...] = ("bleu", "chrf")
-    # Scores of greedy answers at every evaluation while training, such as ("bleu",): those of a test set except
-    # accuracies of tokens, perplexity and bits per character, and your own of tasks that write text.
+    # Scores of greedy answers at every evaluation while training, such as ("bleu",): those of a test set except token
+    # accuracy, perplexity and bits per character, and your own for tasks that write text.
     during: tuple[str, ...] = ()
     during_examples: int = 500  # examples from the start of data.valid
     # A program of yours that scores texts, such as "python comet.py", or several with "; " between them: each is known
@@ -199,7 +199,7 @@ class EvaluateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How the devices are laid out; their number is the product of the four. Results differ by rounding."""
+    """How the devices are laid out; their number is the product of the four. Results differ only by rounding."""
 
     data: int = -1  # parts that split the rows, each with all parameters; -1 = all remaining devices
     # Devices that split the positions of the same rows in training: long ones, each with all parameters (Jacobs et al.
@@ -228,7 +228,7 @@ class Config:
     mesh: MeshConfig = MeshConfig()
 
     def of_test_set(self, key: str) -> "Config":
-        """Return the config with the corpus of a test set as the first one, in whose language its texts are scored."""
+        """Return the config with the corpus of a test set as the first one: its language is used to score texts."""
         part, _ = self.data.test_sets()[key]
         return dataclasses.replace(self, data=self.data.of(part))
 
@@ -254,7 +254,7 @@ def score_commands(evaluate: EvaluateConfig) -> dict[str, str]:
 
 
 def final_scores(config: Config) -> tuple[str, ...]:
-    """Return the names of a test set's scores; of text scores, those in evaluate.scores and of commands."""
+    """Return the names of a test set's scores; for text, only those in evaluate.scores and of commands."""
     names = _test_scores(config)
     own = (*filter(is_own, config.evaluate.scores), *score_commands(config.evaluate))
     own = own if set(names) & {*TEXT_SCORES} else ()
@@ -262,7 +262,7 @@ def final_scores(config: Config) -> tuple[str, ...]:
 
 
 def scores_during(config: Config) -> tuple[str, ...]:
-    """Return the names of the scores of answers that are possible during training; none for tasks without answers."""
+    """Return the names of the answer scores possible during training; none for tasks without answers."""
     names = TEST_SCORES["translate"] if is_own(config.task) else _test_scores(config)  # your own may write text
     return tuple(name for name in names if name not in OF_LOSSES)
 

@@ -5,7 +5,7 @@ Literal dicts and nothing else; a row lists only what differs. `jformer.config.d
 
 from typing import Any
 
-# Sizes that many papers share: heads of 64 and a feed-forward four times as wide.
+# Sizes that many papers share: heads of size 64 and a feed-forward four times as wide as the model.
 _WIDTH_384 = {"d_model": 384, "d_ff": 1536, "num_heads": 6}
 _WIDTH_768 = {"d_model": 768, "d_ff": 3072, "num_heads": 12}
 _WIDTH_1024 = {"d_model": 1024, "d_ff": 4096, "num_heads": 16}
@@ -163,7 +163,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "t5_small": _T5,
     "t5_base": {**_T5, **_WIDTH_768, "num_layers": 12},
     "t5_large": {**_T5, **_WIDTH_1024, "num_layers": 24},
-    # The same authors' later release. It was pre-trained without dropout, as here; to fine-tune, set all three to 0.1.
+    # The same authors' later release. It was pre-trained without dropout, as here; set all three to 0.1 to fine-tune.
     "t5_1_1_small": {**_T5_1_1, "num_layers": 8, "d_ff": 1024, "num_heads": 6, "d_k": 64, "d_v": 64},
     "t5_1_1_base": {**_T5_1_1, "num_layers": 12, "d_model": 768, "num_heads": 12},
     "t5_1_1_large": {**_T5_1_1, "num_layers": 24, "d_model": 1024, "d_ff": 2816, "num_heads": 16},

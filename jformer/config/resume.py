@@ -31,7 +31,7 @@ def with_saved_config(given: Config, saved: Config) -> Config:
 
     These are data.row_multiple, data.length_multiple, the dtype for model.dtype=auto, train.num_steps for the same
     train.num_epochs, and with train.init_from its absolute path, if it is only read when the run begins, and the
-    options of the vocabulary, which is the parent's.
+    options of the vocabulary, which is inherited.
     """
     data, train, model = given.data, given.train, given.model
     data = dataclasses.replace(
@@ -58,7 +58,7 @@ def _has_planned_end(config: Config) -> bool:
 
 
 def _is_same_run(given: str, saved: str) -> bool:
-    """Return whether a path names a saved one, whose folder may have moved since it was made absolute."""
+    """Return whether a path names a saved one, whose folder may have moved since the path was made absolute."""
     if "://" in given + saved or not saved:
         return given == saved
     parts = run_path(given).parts
@@ -72,11 +72,11 @@ def resume_config(saved: Config, given: Config, training: bool = True) -> Config
     """
     given = with_saved_config(given, saved)
     fixed = ["train.num_steps", "train.num_epochs"] * _has_planned_end(saved)
-    fixed += ["train.accumulation"] * (saved.task == "embed")  # whose negatives are those of a microbatch
+    fixed += ["train.accumulation"] * (saved.task == "embed")  # its negatives come from the same microbatch
     may_change = MAY_CHANGE if training else (*MAY_CHANGE, *LENGTHS)
     for key, (old, new) in differences(saved, given).items():
         moved = key == "data.mixture" and _learned_from(old) == _learned_from(new)
-        moved |= key == "train.init_from" and bool(saved.model.lora.rank)  # whose digest is checked
+        moved |= key == "train.init_from" and bool(saved.model.lora.rank)  # its digest is checked instead
         if key in fixed or not (moved or key.startswith(may_change)):
             remedy = "set it back or use a new --workdir" if training else "it cannot change after training"
             raise UserError(f"{key}={new!r} but this workdir was trained with {old!r}: {remedy}")

@@ -27,8 +27,8 @@ def encode_words(tokenizer: Tokenizer, texts: Sequence[Sequence[str]]) -> list[t
     """Return the tokens of every text, given as words, without a prefix, and the index of each word's first token.
 
     A word without tokens, such as a lone control character, becomes the unknown token. If the second word has the
-    subwords `un` `like` `ly`, ["very", "unlikely"] becomes ([7, 11, 12, 13], [0, 1]). Characters and bytes do not tell
-    words apart: there each but the last ends in a space.
+    subwords `un` `like` `ly`, ["very", "unlikely"] becomes ([7, 11, 12, 13], [0, 1]). Characters and bytes do not mark
+    words: there every word but the last ends in a space.
     """
     before = " " * (isinstance(tokenizer, FastTokenizer) and tokenizer.marks_spaces)
     after = " " * spells_spaces(tokenizer)
@@ -62,10 +62,10 @@ def encode_chunks(side: Side, texts: Sequence[Sequence[str]]) -> list[list[Chunk
     space = side.tokenizer.encode([" "])[0] if spells_spaces(side.tokenizer) else []
     found = []
     for ids, starts in encode_words(side.tokenizer, texts):
-        spaced = [*ids, *space]  # as the last word has none
+        spaced = [*ids, *space]  # because the last word has none
         words = [spaced[start:end] for start, end in zip(starts, [*starts[1:], len(spaced)], strict=False)]
         groups = _groups(words, room + len(space))
-        for group in groups:  # is a text of its own, which does not end in a space
+        for group in groups:  # each is a text of its own, which does not end in a space
             group[-1] = group[-1][: len(group[-1]) - len(space)]
         found.append([_chunk(before, group, after, room) for group in groups])
     return found

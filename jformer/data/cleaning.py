@@ -85,12 +85,12 @@ def cleaned(
         split: the pairs.
         rules: data.clean.
         cache_dir: where the numbers of duplicates are kept.
-        labels: whether targets are no texts of their own: rules read the sources, except that duplicates agree in both.
+        labels: whether targets are labels: rules then read sources only, except that duplicates must agree in both.
         several_lines: whether a text may have several lines.
     """
     if not rules:
         return split
-    marks = ["labels"] * labels + ["lines"] * (several_lines and "control" in rules)  # it once dropped such texts
+    marks = ["labels"] * labels + ["lines"] * (several_lines and "control" in rules)  # older versions dropped them
     identity = fingerprint("cleaned 1", split.fingerprint, rules, *marks)
     repeats = Path(cache_dir).expanduser() / f"{identity[:32]}.repeats.npy" if DUPLICATES in rules else None
     numbers = functools.partial(_repeats, split.read, repeats)
@@ -121,7 +121,7 @@ def _clean(
 
 
 def _repeats(read: Callable[[Counter[str]], Iterator[Pair]], path: Path | None) -> np.ndarray:
-    """Return the sorted numbers of the pairs that repeat an earlier one; they are cached in a file."""
+    """Return the sorted numbers of the pairs that repeat an earlier one, cached in a file."""
     if path is None:
         return np.zeros(0, np.int64)
     if not path.exists():

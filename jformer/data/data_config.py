@@ -46,8 +46,8 @@ CLEANING = (
     r"characters=\d+-\d+|ratio=\d+(\.\d+)?|(source|target)_script=\w+(\+\w+)*|identical|invalid|control|duplicates"
 )
 COMPARED = ("ratio", "identical", "source_script")
-READ_TARGETS = ("ratio", "identical", "target_script")  # rules that need a text there, not labels
-LACKING = {  # data.source → the beginnings of rules that read a text that it lacks
+READ_TARGETS = ("ratio", "identical", "target_script")  # rules that need targets that are texts, not labels
+LACKING = {  # data.source → prefixes of the rules that read a text it lacks
     "text": COMPARED,
     "images": ("",),  # all rules
     "captions": ("characters", *COMPARED),
@@ -67,7 +67,7 @@ class SourceConfig:
     # Arrow | tfds | generated |
     # conll: words and tags | squad: questions | package.module:function, your own (docs/parts.md)
     source: str = "files"
-    # The folder of the texts or images; in data.mixture, "" = that of data.dir. tfds: its data_dir ("" = its default)
+    # The folder of the texts or images; in data.mixture, "" = data.dir. tfds: its data_dir ("" = its default)
     dir: str = ""
     name: str = ""  # tfds: builder[/config]; generated: quickstart | copy | reverse | sort
     source_language: str = "en"  # files: the suffix or the JSON key of the source side; tfds: its feature, "" = none
@@ -87,7 +87,7 @@ class SourceConfig:
     test: tuple[str, ...] = ()  # "split" or "key=split"; the key names the row in results.json
     num_pairs: int = 20_000  # generated, except quickstart: training pairs to draw
     # Passes over this corpus per epoch. 2.0 = each pair twice; 0.5 = each in one of two epochs, 0.05 in one of 20:
-    # each epoch draws a random share, and after 20 epochs all pairs were drawn equally often.
+    # each epoch draws a random share, and after 20 epochs all pairs have been drawn equally often.
     weight: float = 1.0
 
     def several_lines(self) -> bool:
@@ -187,20 +187,20 @@ class DataConfig(SourceConfig):
     # same updates. 0 = the least multiple of 8 that the devices of the first start divide; config.json records it.
     row_multiple: int = 0
     # Lengths of shapes are multiples of it, except for labels. 0 = what the fused attention kernel needs on the devices
-    # of the run's first start, 8 on GPUs and 128 on TPUs, or 1 without a kernel; config.json records it.
+    # of the first start, 8 on GPUs and 128 on TPUs, or 1 without a kernel; config.json records it.
     length_multiple: int = 0
-    cache_dir: str = "~/.cache/jformer"  # tokenized corpora, found again by fingerprint, and compiled programs
+    cache_dir: str = "~/.cache/jformer"  # tokenized corpora, looked up by fingerprint, and compiled programs
 
     def rows_divide_by(self) -> int:
-        """Return what the rows of a batch are a multiple of: row_multiple if set, or what a few devices need."""
+        """Return the divisor of the rows of every batch: row_multiple if set, or what suits a few devices."""
         return self.row_multiple or ROWS_DIVIDE_BY
 
     def lengths_divide_by(self) -> int:
-        """Return what the lengths of a batch are multiples of."""
+        """Return the divisor of the lengths of every batch."""
         return self.length_multiple or 1
 
     def parts(self) -> tuple[SourceConfig, ...]:
-        """Return every corpus, this one first; those of the same source without a folder use this one's."""
+        """Return every corpus, this one first; those with the same source and no folder use this one's."""
         return (self, *map(self._placed, self.mixture))
 
     def _placed(self, part: SourceConfig) -> SourceConfig:
@@ -300,7 +300,7 @@ class DataConfig(SourceConfig):
         self._check_unset(self.vocabulary != "", learned, " has no effect on data.vocabulary, which is already learned")
 
     def refuse_unread(self) -> None:
-        """Raise UserError for an option that the vocabulary does not follow; saved runs may have it."""
+        """Raise UserError for an option that the vocabulary ignores; saved runs may have it."""
         self._check_unset(self.tokenizer == "word", ("split_digits",), " needs subwords or characters, not 'word'")
 
     def _check_unset(self, needed: bool, keys: Sequence[str], why: str) -> None:

@@ -12,7 +12,7 @@ from jformer.data.sources.split import SIDES, Pair
 from jformer.data.text import UNKNOWN
 from jformer.data.tokenizers import Symbols, Tokenizer
 
-FORMAT = 3  # increase it when the same options give different arrays; older runs can then not be resumed
+FORMAT = 3  # increase it when the same options give different arrays; then older runs cannot be resumed
 Example = tuple[Sequence[int], Sequence[int]]
 
 

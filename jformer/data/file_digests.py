@@ -84,8 +84,8 @@ def _own_cache() -> Path | None:
 def own_folder(name: str, within: Path | None = None) -> Path | None:
     """Return a folder that only this user can write to, so that its content can be trusted, or None.
 
-    It is created in `within`, by default in this user's temporary folder. A group may be able to write to that folder,
-    as the umask of many systems has it: its members can move ours away, but another one there would be theirs.
+    It is created in `within`, by default in this user's temporary folder. With the umask of many systems, a group may
+    write to that folder: its members can move ours away, but would own whatever they put in its place.
     """
     folder = Path(within or here(), name)
     try:

@@ -35,8 +35,8 @@ class Rows(NamedTuple):
 class Features(NamedTuple):
     """The lengths and arrays of a batch, in training and for a given source and target.
 
-    Only `arrays` draws noise, from its seed. Inference and scoring of a given target use `given`, which draws nothing;
-    None = the task supports neither.
+    Only `arrays` draws noise, from its seed. Inference and the scoring of given targets use `given`, which draws
+    nothing; None = the task supports neither.
     """
 
     lengths: Callable[[np.ndarray, np.ndarray], Lengths]  # source and target lengths [n] → the lengths to plan for

@@ -88,7 +88,7 @@ class Plan:
         for part, weight in enumerate(self.weights):
             units = np.flatnonzero((self.bucket == bucket) & (self.part == part)).astype(self._dtype)
             drawn += [units] * int(weight)
-            rng.shuffle(np.empty(len(units), np.uint8))  # not needed by whole weights: it keeps later draws unchanged
+            rng.shuffle(np.empty(len(units), np.uint8))  # whole weights do not need it: it keeps later draws unchanged
         return np.concatenate([np.zeros(0, self._dtype), *drawn])
 
     @property
@@ -96,7 +96,7 @@ class Plan:
         return np.int32 if len(self.bucket) < 2**31 else np.int64
 
     def _occupied(self, batches: list[PlannedBatch], epoch: int) -> list[PlannedBatch]:
-        """Return the batches of an epoch; those of empty rows alone, which have no loss, get units that fit."""
+        """Return the batches of an epoch; those with only empty rows, which have no loss, get units that fit."""
         if all(batch.units.max() >= 0 for batch in batches):
             return batches
         rng = np.random.default_rng([self.seed, epoch, 2])
@@ -169,7 +169,7 @@ def share_of(weight: float) -> Fraction:
 
 
 def side_multiples(source: np.ndarray, target: np.ndarray, multiple: int) -> tuple[int, int]:
-    """Return what lengths of either side are multiples of: `multiple`, or 1 for a side of labels (one position)."""
+    """Return the number that lengths of each side are multiples of: `multiple`, or 1 for labels (one position)."""
     source_multiple, target_multiple = (multiple if side.max() > 1 else 1 for side in (source, target))
     return source_multiple, target_multiple
 

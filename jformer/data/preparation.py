@@ -117,7 +117,7 @@ def _blocks(folder: Path) -> Path:
 
 
 def _tasks_to_read(split: Split) -> Iterator[Task]:
-    """Yield the blocks of a split that any process can read starting from any pair."""
+    """Yield the blocks of a split that any process can read from any pair on."""
     for first in range(0, split.size, BLOCK):
         size = min(BLOCK, split.size - first)
         yield Task(number=first // BLOCK, first=first, size=size, pairs=None, counts=Counter())
@@ -126,7 +126,7 @@ def _tasks_to_read(split: Split) -> Iterator[Task]:
 def _tasks_read(split: Split) -> Iterator[Task]:
     """Yield the blocks of a split that this process reads from the beginning; the last one may be empty."""
     counts, before = Counter[str](), dict[str, int]()
-    stream = split.read(counts)  # which may count at once
+    stream = split.read(counts)  # counting may begin here
     for number in itertools.count():
         pairs = list(itertools.islice(stream, BLOCK))
         found = Counter({reason: count - before.get(reason, 0) for reason, count in counts.items()})
@@ -231,7 +231,7 @@ def _save(path: Path, pieces: Iterator[np.ndarray]) -> None:
             length, dtype = length + len(piece), piece.dtype
             file.write(piece.tobytes())
         file.seek(0)
-        _write_header(file, length, dtype)  # of the same size: NumPy leaves room for the length of an array
+        _write_header(file, length, dtype)  # the same size: NumPy leaves room for the length of an array
 
 
 def _write_header(file: IO[bytes], length: int, dtype: np.dtype) -> None:

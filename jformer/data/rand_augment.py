@@ -17,7 +17,7 @@ Operation = Callable[[Image, float], Image]
 
 OPERATIONS_DRAWN, STRENGTH = 2, 9 / 30  # N = 2 and M = 9 of 30: those of ResNet-50 on ImageNet
 LUMINANCE = np.array([0.299, 0.587, 0.114])  # of red, green and blue (ITU-R BT.601)
-MOST_DEGREES, MOST_SHEAR, MOST_MOVED, MOST_ENHANCED = 30, 0.3, 150 / 331, 0.9  # at strength 1; of a side is moved
+MOST_DEGREES, MOST_SHEAR, MOST_MOVED, MOST_ENHANCED = 30, 0.3, 150 / 331, 0.9  # at strength 1; MOST_MOVED of a side
 SMOOTHING = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 
 

@@ -62,7 +62,7 @@ def repeated_places(pairs: Iterable[Pair]) -> np.ndarray:
 
 
 def repeated(ordered: np.ndarray) -> int:
-    """Return how many pairs of a text, given as sorted hashes, repeat an earlier one.
+    """Return how many pairs of a text, given as sorted hashes, repeat an earlier pair.
 
     >>> repeated(np.array([1, 2, 2, 2, 3], np.uint64))
     2

@@ -48,7 +48,7 @@ class Windows(NamedTuple):
     """The parts of one text, in order."""
 
     windows: list[Window]
-    cut: bool  # the question was
+    cut: bool  # whether the question was
 
 
 def words_of(text: str) -> list[str]:
@@ -155,7 +155,7 @@ class SpanEncoder:
 
 
 def _whole_context(context: str, ids: list[int], starts: list[int]) -> Window:
-    """Return all tokens of a context with the places of their words, marked where a word starts and where one ends."""
+    """Return all tokens of a context with the places of their words, marked where a word starts and where it ends."""
     marks, places = [0] * len(ids), []
     for place, (start, end) in zip(_places(context), pairwise([*starts, len(ids)]), strict=True):
         marks[start] |= MAY_START
@@ -175,7 +175,7 @@ def _starts(length: int, room: int, stride: int) -> list[int]:
 
 
 def _marked(pair: Pair, windows: Sequence[Window], counts: Counter[str]) -> Iterator[list[int]]:
-    """Yield the marks of every window with those of the answer if the window holds all of it."""
+    """Yield the marks of every window, with those of the answer if the window holds all of it."""
     place = _widened(pair, counts) if pair.start is not None else None
     ends = [_ends(window, place) if place else None for window in windows]
     if place and not any(ends):

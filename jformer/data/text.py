@@ -31,10 +31,10 @@ LINE_FEEDS_REPLACED = "line feeds within a text made spaces"  # JSON and TFDS te
 SEPARATORS_KEPT = "texts with unusual line separators, kept"
 BOMS_KEPT = "texts with a byte order mark, kept"
 INVALID_REPLACED = "texts with invalid characters, replaced by U+FFFD"
-LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which may be a thousand times smaller
+LONGEST_UNPACKED = 2**24  # bytes of a line of a compressed file, which itself may be a thousand times smaller
 STRIDE = 2**12  # lines; the offset of every STRIDE-th line is kept, to start reading there
 SKIPPED = 2**18  # most lines of a compressed file to skip in order to start at a later one
-INVALID = ("refuse", "replace")  # what to do about invalid characters
+INVALID = ("refuse", "replace")  # what to do with invalid characters
 UNKNOWN, UNKNOWN_SHOWN = "unknown: ", 20  # what a vocabulary lacks; the first 20 are counted separately
 UNSPACED = (  # letters and marks of scripts without spaces between words: Han, Kana; Thai, Lao, Burmese, Khmer
     "\u3001-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
@@ -47,7 +47,7 @@ UNSPACED_LANGUAGES = (  # by ISO 639-1 and 639-3
     *("zh", "zho", "chi", "cmn", "yue", "ja", "jpn", "th", "tha", "lo", "lao", "my", "mya", "km", "khm"),
 )
 _UNSPACED = re.compile(f"[{UNSPACED}]")
-# Where a long text is best cut: after sentences; else at spaces and commas of scripts that need no spaces.
+# Where a long text is best cut: after sentences; else at spaces, or at commas of scripts that need no spaces.
 BREAKS = (
     re.compile(r"""[.!?…।؟۔]+["'”’»)\]]*\s+|[。！？｡．။។]+[」』”’）]*\s*"""),
     re.compile(r"[，、；：]+|\s+"),
@@ -82,7 +82,7 @@ def join_pieces(texts: Iterable[str], language: str = "") -> str:
     return joined
 
 
-# Everything str.splitlines would break at, and invalid characters: NUL, which breaks sentencepiece models, and lone
+# Everything that str.splitlines breaks at, and invalid characters: NUL, which breaks sentencepiece models, and lone
 # surrogates, which JSON can spell and UTF-8 cannot.
 _SUSPECT = re.compile("[\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029\ufeff\ud800-\udfff]")
 _SEPARATOR = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -109,9 +109,9 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _standard_input() -> Iterator[IO[bytes]]:
-    """Yield standard input from where it is; its path would open a file at its beginning, and cannot open a socket.
+    """Yield standard input from its current position; its path would open a file from the start, and no socket at all.
 
-    A file is left where it was, to be read again.
+    A file is reset to that position, to be read again.
     """
     with open(0, "rb", closefd=False) as stream:
         start = stream.tell() if stream.seekable() else None
@@ -286,7 +286,7 @@ def admit(text: str, counts: Counter[str], invalid: str = "refuse", lines: bool 
         text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
         counts[INVALID_REPLACED] += 1
     if "\r\n" in text or text.endswith("\r"):
-        # Where a line feed becomes a space so does its carriage return: places in the text stay as they are.
+        # Where a line feed becomes a space, so does its carriage return: offsets in the text do not change.
         text = text.replace("\r\n", "\n" if lines else " \n").removesuffix("\r")
         counts[CARRIAGE_RETURNS_REMOVED] += 1
     if "\n" in text and not lines:

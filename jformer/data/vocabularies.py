@@ -23,13 +23,13 @@ from jformer.data.tokenizers.symbols import OneFile
 from jformer.errors import UserError
 from jformer.integrity import damaged, seal
 
-SAMPLED = ("word", "bpe", "unigram")  # kinds that a sample of a large text is enough for
+SAMPLED = ("word", "bpe", "unigram")  # kinds for which a sample of a large text is enough
 SAMPLE, RUN = 2**19, 2**10  # most pairs of a corpus to learn those from; consecutive pairs in the sample
 # How vocabularies write a language: ours and M2M-100; Marian; MADLAD and Johnson et al. 2017. NLLB and mBART write
 # just eng_Latn and en_XX.
 LANGUAGE_FORMS = "__{name}__ >>{name}<< <2{name}>"
 OWN = ("label", "labels", "number", "tag", "image")  # kinds that are never copied: they describe a run's own examples
-WHOLE = (*OWN, "char", "byte")  # kinds that hold all that the text has, however rare
+WHOLE = (*OWN, "char", "byte")  # kinds that hold everything in the text, however rare
 
 
 class VocabularySpec(NamedTuple):
@@ -62,9 +62,9 @@ def copy_tokenizers(
     """Copy another run's tokenizers, which its parameters require.
 
     A shared tokenizer also serves a single side; two that segment texts differently into one vocabulary (Marian, NLLB)
-    also serve as the shared one. Tokenizers of labels and tags are learned from this run's text, and keep the order of
-    a parent with the same ones, which its head has. So are those of images, unless the parent's has its own preparation
-    steps and data.image_size is 0.
+    also serve as the shared one. Tokenizers of labels and tags are learned from this run's text; if the parent has the
+    same labels, they keep its order, which its head has. Those of images are learned too, unless the parent's has its
+    own preparation steps and data.image_size is 0.
 
     Args:
         parent: the directory of the other run's tokenizers.
@@ -83,7 +83,7 @@ def copy_tokenizers(
     _empty(directory)
     for name, vocabulary in vocabularies.items():
         if vocabulary.kind == "image" and not config.image_size and (parent / "source.json").exists():
-            images = load(parent, "source")  # of a published model: prepared by steps of its own
+            images = load(parent, "source")  # a published model has preparation steps of its own
             found = {name: images if getattr(images, "steps", {}) else _learn(config, training, vocabulary)}
         elif vocabulary.kind in OWN:
             found = {name: _numbered_as(parent, name, _learn(config, training, vocabulary))}
@@ -114,7 +114,7 @@ def directed(
 ) -> tuple[Tokenizer, Tokenizer]:
     """Return the tokenizers of both sides with the symbols of a pair of languages around their texts.
 
-    An imported vocabulary defines where they stand: in mBART and NLLB each language is next to its own text. Others
+    An imported vocabulary determines their places: in mBART and NLLB each language is next to its own text. Others
     follow data.language_symbols. Without either, tokenizers are returned unchanged.
 
     Args:
@@ -225,7 +225,7 @@ def _learn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySp
 
 
 def _counted_as_drawn(config: DataConfig, splits: Sequence[Split], vocabulary: VocabularySpec) -> Tokenizer:
-    """Learn labels, each with the examples that an epoch of a mixture draws of it, in millionths of an example."""
+    """Learn labels, each with the number of its examples in an epoch of a mixture, in millionths of an example."""
     plain = dataclasses.replace(config, label_weights="none")
     labels, *each = [cast(LabelTokenizer, _learn(plain, part, vocabulary)) for part in (splits, *([s] for s in splits))]
     shares = shares_of([sum(part.counts) for part in each], config.mixture_temperature)
@@ -241,7 +241,7 @@ def _counted_as_drawn(config: DataConfig, splits: Sequence[Split], vocabulary: V
 def _texts(splits: Sequence[Split], vocabulary: VocabularySpec, temperature: float = 1.0) -> Iterator[str]:
     """Yield the texts to learn from; with a temperature above 1, those of small corpora several times.
 
-    Where only a sample of one corpus is read, the others are thinned as much: corpora keep their shares.
+    Where only a sample of one corpus is read, the others are thinned equally: corpora keep their shares.
     """
     strides = [_stride(split) if vocabulary.kind in SAMPLED else 1 for split in splits]
     repeats = [stride / max(strides) for stride in strides]

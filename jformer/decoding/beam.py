@@ -4,9 +4,9 @@ Axes: b sentences, n beams of a sentence, k hypotheses returned, p phrases, s sp
 h tokens of history, t tokens; rows = b·n, the beams of a sentence side by side.
 
 A sentence has n live hypotheses, one in each beam, and slots for n finished ones. A hypothesis finishes when its end
-is among the n best continuations of the sentence; the beams continue with the n best that do not end, so the search
-never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move,
-and the tokens of the results are traced back once, at the end.
+symbol is among the n best continuations of the sentence; the beams continue with the n best that do not end, so the
+search never narrows. What a beam chose in a step is stored as (token, parent beam): only these two numbers move, and
+the tokens of the results are traced back once, at the end.
 
 `_extend` is one step, in its order, and `SearchLoop` (search.py) the loop around it. hypotheses.py chooses among
 continuations and ends; `_ranked` and `_stable_prefix` read the outputs from a state.
@@ -56,9 +56,9 @@ class State(NamedTuple):
     finished: Finished
     num_finished: Int[Array, " b"]  # all that have ended, including those too bad for a slot of `finished`
     tokens: Int[Array, "t b n"]  # what each beam chose in each step
-    parents: Int[Array, "t b n"]  # and the beam it came from
+    parents: Int[Array, "t b n"]  # and the beam that it continues
     done: Bool[Array, " b"]  # no step changes these: complete (`is_complete`), at the limit, or failed (nan)
-    cut: Bool[Array, " b"]  # searched up to the limit: live hypotheses also become outputs, by default the last
+    cut: Bool[Array, " b"]  # searched up to the limit: live hypotheses become outputs too, by default the last ones
 
 
 def beam_search(
@@ -72,10 +72,9 @@ def beam_search(
 ) -> SearchLoop:
     """Search for the hypotheses whose log-probability, divided by the length penalty, is largest.
 
-    For use inside jit; the result's `run()` is `result(lax.while_loop(cond, body, init))`. Those that were cut at
-    the limit follow after all that ended, unless `ended_first` is False. Equal scores: the one found first, then the
-    better beam, comes first. One beam without constraints is greedy search, which has nothing to rank: its score has no
-    coverage.
+    For use inside jit; the result's `run()` is `result(lax.while_loop(cond, body, init))`. Those cut at the limit
+    follow all that ended, unless `ended_first` is False. Of equal scores, the one found first comes first, then the
+    better beam. One beam without constraints is greedy search, which has nothing to rank: its score has no coverage.
 
     Args:
         step: (cache, last tokens) → (logits, cache).
@@ -181,7 +180,7 @@ def _extend(search: _Search, state: State) -> tuple[State, Trace]:
 
 
 def _next_live(state: State, chosen: Continuations, has_nan: Bool[Array, " b"]) -> Continuations:
-    """Return the new live hypotheses, with the score nan if one was; those of done sentences stay as they are."""
+    """Return the new live hypotheses, with the score nan if one was; those of done sentences do not change."""
 
     def keep_done(old: Array, new: Array) -> Array:
         return jnp.where(state.done.reshape(-1, *[1] * (new.ndim - 1)), old, new)
@@ -248,8 +247,8 @@ def _initial_state(search: _Search, cache: Cache) -> State:
 def _ranked(search: _Search, state: State) -> Decoded:
     """Rank the finished hypotheses and those cut at the limit, and follow their parents back to the first token.
 
-    Those that were cut come last, or among the others by their scores. In a sentence with constraints they always come
-    last, ordered by how many constraint tokens they have met.
+    Those cut come last, or among the others by score. In a sentence with constraints they always come last, ordered by
+    how many constraint tokens they have met.
     """
     limits, rules, options, constraints = search.start.limits, search.rules, search.options, search.constraints
     ended, order = lax.top_k(state.finished.scores, options.beam_size)  # [b n]

@@ -3,11 +3,10 @@
 Axes: b sentences, p phrases of a sentence, s spellings of a phrase, l tokens of the longest (m one more), n beams, c
 candidates of a beam, k before phrases add theirs, v vocabulary.
 
-Left to itself a beam drops improbable words before they can be rewarded. So its beams are divided among banks,
-one for each number of constraint tokens that hypotheses have met, and the next token of every unmet phrase is a
-candidate whatever its probability. A phrase has one or more spellings, as token sequences of one text, and is met where
-the tokens of any of them are adjacent; phrases may overlap, and one that is required twice is met by one
-occurrence.
+A plain beam search drops improbable words before they can be rewarded. So beams are divided among banks, one for each
+number of constraint tokens that hypotheses have met, and the next token of every unmet phrase is a candidate whatever
+its probability. A phrase has one or more spellings, as token sequences of one text, and is met where the tokens of any
+of them are adjacent; phrases may overlap, and one that is required twice is met by one occurrence.
 
 Source: Post and Vilar 2018 (dynamic beam allocation).
 """
@@ -49,7 +48,7 @@ def make_constraints(phrases: Int[Array, "b p s l"], pad: int) -> Constraints:
 
 
 def _borders(phrases: Int[Array, "b p s l"]) -> Bool[Array, "b p s m l"]:
-    """Return what an interrupted spelling can fall back to, as the failure function of Knuth et al. 1977 says.
+    """Return what an interrupted spelling can fall back to: the failure function of Knuth et al. 1977.
 
     >>> _borders(jnp.array([[[[5, 5, 6]]]]))[0, 0, 0].astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]]
@@ -79,7 +78,7 @@ class ConstraintProgress(NamedTuple):
     """How much of each phrase every hypothesis has."""
 
     met: Bool[Array, "b *n p"]
-    matched: Int[Array, "b *n p s"]  # tokens of the longest beginning of the spelling that the hypothesis ends with
+    matched: Int[Array, "b *n p s"]  # tokens of the longest prefix of the spelling that the hypothesis ends with
 
 
 def initial_progress(constraints: Constraints, beams: int) -> ConstraintProgress:
@@ -106,9 +105,9 @@ def add_constraint_tokens(
 
     Args:
         constraints: the phrases of every sentence.
-        progress: how far each beam has come with them.
+        progress: how far each beam is with them.
         log_probs: of every token after each beam; that of padding must be -inf, if it is one of them.
-        values: what `log_probs` has for the candidates.
+        values: those of `log_probs` for the candidates.
         tokens: the candidates.
 
     >>> constraints = make_constraints(jnp.array([[[[3]]]]), pad=0)
@@ -156,7 +155,7 @@ def advance_progress(
 
 
 def tokens_met(constraints: Constraints, progress: ConstraintProgress) -> Int[Array, " b *n"]:
-    """Count the constraint tokens of each hypothesis, its bank: those required, less those still to be written.
+    """Return the bank of each hypothesis: the constraint tokens required, less those still to be written.
 
     Of several spellings, the one with the fewest remaining tokens counts.
 
@@ -179,7 +178,7 @@ def allocate(
     Beams that cannot be divided equally, or that a bank cannot fill, go to the highest banks that can fill them.
 
     Args:
-        ranks: what decides within a bank; a candidate of rank -inf is only taken when nothing else is left.
+        ranks: the order within a bank; a candidate of rank -inf is only taken when nothing else is left.
         bank: of every candidate, from 0.
         last: the bank of hypotheses that have met everything.
         size: the number of candidates to choose.

@@ -20,12 +20,12 @@ COLDEST = 1e-6  # the lowest temperature: log-probabilities divided by it must s
 LONGEST = 2**20  # tokens beyond a source, or of an n-gram: the arrays of a search are that long for any output
 BEAM_ONLY = ("beam_size", "length_penalty", "length_offset", "coverage_penalty", "patience", "ended_first",
              "beam_groups", "diversity")  # fmt: skip
-PRESET = ("beam_size", "length_penalty", "length_offset", "seed")  # may stay set when another search is chosen
+PRESET = ("beam_size", "length_penalty", "length_offset", "seed")  # allowed to stay set when another search is chosen
 SAMPLE_ONLY = ("samples", "temperature", "top_k", "top_p", "min_p", "epsilon", "typical", "seed")
 SEARCHES_ALONE_READ = (*(key for key in (*BEAM_ONLY, *SAMPLE_ONLY) if key not in PRESET), "search", "ensemble",
                        "rerank", "min_length", "max_length", "no_repeat_ngram", "repetition_penalty", "forced_start",
                        "forced_end", "renormalize", "forbid", "only")  # fmt: skip
-# Options of files and other models, which neither compiled programs nor greedy answers depend on.
+# Options of files and other models: neither compiled programs nor greedy answers depend on them.
 OF_RUNS = ("pooling", "ensemble", "inputs", "outputs", "scores", "batch_size")
 NO_PROGRAM_READS = (*OF_RUNS, "forced_start", "forbid", "only", "source_language", "target_language", "alignments",
                     "overlong")  # fmt: skip
@@ -47,7 +47,7 @@ class DecodeConfig:
     coverage_penalty: float = 0.0  # beta of Wu et al. 2016, equation 14: source tokens with little attention; encdec
     beam_groups: int = 1  # groups of beams that are kept apart from each other (Vijayakumar et al. 2018)
     diversity: float = 0.5  # what a token costs for each beam of earlier groups that chose it (Vijayakumar et al. 2018)
-    # A search is over once patience x beam_size outputs ended (Kasai et al. 2022); 0 = when no better one can come.
+    # A search ends once patience x beam_size outputs have (Kasai et al. 2022); 0 = when no better one can follow.
     patience: float = 0.0
     # Outputs that ended come before those cut at their limit, regardless of score; False: all are ranked by score, as
     # in transformers, except for inputs with constraints.
@@ -65,8 +65,8 @@ class DecodeConfig:
     # mbr: chrf | bleu, of sacreBLEU, of each candidate against all of them (Eikema and Aziz 2020), or a command's name,
     # which scores samples x samples texts for each input
     mbr_utility: str = "chrf"
-    # The name of one of evaluate.command, which scores all candidates (beam_size, or samples) without references: the
-    # n_best of them by its scores are the outputs (Fernandes et al. 2022); "" = none.
+    # The name of an evaluate.command that scores all candidates (beam_size, or samples) without references: the n_best
+    # by its scores are the outputs (Fernandes et al. 2022); "" = none.
     rerank: str = ""
 
     min_length: int = 0  # minimum number of tokens before the end symbol
@@ -75,13 +75,13 @@ class DecodeConfig:
     no_repeat_ngram: int = 0  # no n-gram of this size appears twice in an output; 0 = off (Paulus et al. 2018)
     repetition_penalty: float = 1.0  # multiplies the log-probability of earlier tokens (Keskar et al. 2019)
     # Outputs begin with the symbols that the vocabulary puts before every target, such as a language or BART's <s>.
-    # False: a search may write anything there, as without forced_bos_token_id of transformers.
+    # False: a search may write anything there, as transformers does without forced_bos_token_id.
     forced_start: bool = True
     # An output that reaches its limit ends there: its last token is the end symbol, at no cost, as with
     # forced_eos_token_id of transformers. Inputs with constraints are cut instead. For samples, that token has the
-    # model's own log-probability, as all others do.
+    # model's own log-probability, like all others.
     forced_end: bool = False
-    # Probabilities of the tokens that the other rules allow sum to 1, as in transformers; those of samples always do.
+    # The probabilities of the tokens that the other rules allow sum to 1, as in transformers and always for samples.
     renormalize: bool = False
     forbid: tuple[str, ...] = ()  # entries of the vocabulary that are never written, such as "<unk>"
     only: tuple[str, ...] = ()  # if set: the only entries that are written, besides the end symbol
@@ -91,15 +91,15 @@ class DecodeConfig:
     # -1000 always answers. Tune it on validation text.
     no_answer_threshold: float = 0.0
 
-    # embed: what the vector of a text is: mean (of all its tokens) | first | last | pooler (BERT's projection of the
-    # first); "" = what task embed has learned, model.head.pooling, and for other tasks mean
+    # embed: the vector of a text: mean (of all its tokens) | first | last | pooler (BERT's projection of the first) |
+    # "": as learned by task embed (model.head.pooling), for other tasks mean
     pooling: str = ""
     normalize: bool = False  # embed: vectors have unit length, so that dot products are cosines
 
     ensemble: tuple[str, ...] = ()  # workdirs of further runs to average with this one
     ensemble_average: str = "probability"  # probability | log_probability: what is averaged
 
-    # multilingual translate: the source language of inputs that do not name it; "" = as the first corpus
+    # multilingual translate: the source language of inputs that do not name it; "" = that of the first corpus
     source_language: str = ""
     target_language: str = ""  # the same for the target language
     # predict reads lines of text | jsonl: {"source", "prefix", "constraints"}, "source_language" and "target_language"
@@ -109,7 +109,7 @@ class DecodeConfig:
     scores: bool = False  # predict writes scores; tsv and jsonl
     alignments: bool = False  # predict writes source-target pairs of tokens in Pharaoh format; tsv and jsonl, encdec
     # An input over the model's limit is cut | split into pieces (always for tagged words), at ends of sentences or else
-    # at spaces where it has some; both are counted.
+    # spaces, if it has any; both are counted.
     overlong: str = "cut"
 
     batch_size: int = 64  # inputs decoded together
@@ -117,7 +117,7 @@ class DecodeConfig:
 
     @property
     def hypotheses(self) -> int:
-        """Rows of a batch that an input takes."""
+        """The rows of a batch that an input takes."""
         return self.beam_size if self.search == "beam" else self.samples
 
     @property
@@ -133,7 +133,7 @@ class DecodeConfig:
     def check(self, searched: bool = True) -> None:
         """Raise UserError for the first invalid option or combination of options.
 
-        Unless answers are `searched` for, no beam limits n_best.
+        n_best is limited by the beam only if answers are `searched` for.
         """
         check_part("decode.search", self.search, SEARCHES)
         choices = {"inputs": INPUTS, "outputs": OUTPUTS, "overlong": OVERLONG, "dtype": DTYPES, "pooling": POOLINGS}
@@ -155,7 +155,7 @@ class DecodeConfig:
         self._check_outputs()
 
     def refuse_unread(self) -> None:
-        """Raise UserError for options of a beam search that others leave without effect; saved runs may have them."""
+        """Raise UserError for beam search options that others leave without effect; saved runs may have them."""
         if self.search != "beam" or self.beam_size == 1:
             return
         if self.beam_groups == 1 and self.diversity != DEFAULTS["diversity"]:
@@ -220,7 +220,7 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(DecodeConf
 
 
 class DecodeOptions(TypedDict, total=False):
-    """The fields of DecodeConfig as keyword arguments, all of which may be left out."""
+    """The fields of DecodeConfig as keyword arguments, all optional."""
 
     search: str
     beam_size: int

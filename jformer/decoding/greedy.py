@@ -31,7 +31,7 @@ def greedy(step: Step, cache: Cache, start: Start, rules: Rules) -> SearchLoop:
     """Choose the most probable token at every step, until every sentence has ended or reached its limit.
 
     For use inside jit. The score is the sum of the log-probabilities, without a length penalty; there is one
-    hypothesis (n = 1). A sentence for which the rules leave no token has none.
+    hypothesis (n = 1). A sentence for which the rules allow no token has none.
 
     Args:
         step: (cache, last tokens) → (logits, cache).

@@ -129,7 +129,7 @@ class Finished(NamedTuple):
     """The n best hypotheses of every sentence that have ended."""
 
     scores: Float[Array, "b n"]  # with the length penalty, best first in each group; -inf in an empty slot
-    lengths: Int[Array, "b n"]  # tokens before the end symbol, which is the index of that symbol
+    lengths: Int[Array, "b n"]  # tokens before the end symbol, i.e. its index
     beams: Int[Array, "b n"]  # the beam that held those tokens
 
 
@@ -173,9 +173,9 @@ def is_complete(
     """Return which sentences need no further search.
 
     Log-probabilities are never positive, so the score of a live hypothesis can only fall; a length penalty of 0 or more
-    divides it by no more than the penalty of the limit; what coverage adds is not positive either. So no future end can
+    divides it by no more than the penalty at the limit; what coverage adds is not positive either. So no future end can
     beat the best live score over that penalty: once n_best finished hypotheses reach it, they stay the best. Patience
-    stops sooner, when that many times n have finished, and may miss a better one.
+    stops sooner, once that many times n have finished, and may miss a better one.
 
     Args:
         finished: the best so far.
@@ -194,6 +194,6 @@ def is_complete(
     worst = lax.top_k(finished.scores, options.n_best)[0][:, -1]
     bound = live_scores.max(axis=1) / largest_penalty
     complete = worst >= bound
-    if options.patience:  # only finished hypotheses are returned before the limit, so n_best must have finished
+    if options.patience:  # before the limit, only finished hypotheses are returned, so n_best must have finished
         complete |= (num_finished >= options.patience * options.beam_size) & (worst > -jnp.inf)
     return complete

@@ -1,6 +1,6 @@
 """Minimum Bayes risk: rank texts by their agreement with all candidates. No model here.
 
-Eikema and Aziz 2020 take the candidates from the model by plain sampling, and their mean as the expectation under it;
+Eikema and Aziz 2020 draw the candidates from the model by plain sampling, and take their mean as the expectation;
 Freitag et al. 2022 show how much depends on the utility. Both utilities here are sentence scores of sacreBLEU; a
 user's command may give others.
 """
@@ -19,9 +19,9 @@ def rank(candidates: Sequence[str], utilities: np.ndarray) -> tuple[list[int], l
     """Return the indices of the distinct candidates, best first, and the expected utility of each.
 
     The expected utility of a candidate is its mean utility against all candidates, itself among them, as references. A
-    text that was drawn k times counts k times as a reference and is ranked once, at its first index. Ties are in the
-    order drawn. `utilities` [n n] are those of each distinct candidate, in the order of first indices, against each as
-    its reference.
+    text drawn k times counts k times as a reference and is ranked once, at its first index. Ties keep the order drawn.
+    `utilities` [n n] are those of each distinct candidate, in the order of first indices, against each as its
+    reference.
 
     >>> candidates = ["the cat sat", "a dog", "the cat sat down"]
     >>> order, expected = rank(candidates, chrf(candidates))

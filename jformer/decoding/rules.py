@@ -2,10 +2,10 @@
 
 Axes: b sentences, v vocabulary, h tokens of history, p of a prefix or prompt, k results; rows = b·n beams.
 
-A rule acts on the log-probabilities of the whole vocabulary. A forbidden token gets -inf and the others keep what they
-have: nothing is normalised again, so the score of an output is what the model gives when it scores the same tokens.
-Three rules change that on request: the repetition penalty, which never raises a log-probability, a forced
-end, which costs nothing, and `renormalize`.
+A rule acts on the log-probabilities of the whole vocabulary. A forbidden token gets -inf and the others keep their
+values: nothing is renormalised, so the score of an output is the one that the model gives the same tokens. Three rules
+change that on request: the repetition penalty, which never raises a log-probability, a forced end, which costs nothing,
+and `renormalize`.
 """
 
 import functools
@@ -38,7 +38,7 @@ class Rules(NamedTuple):
     prompt_length: Int[Array, " b"] | None = None
     of_text: bool = False  # the prompt is a text: an end symbol in front (the BOS of GPT-2) is not part of it
     last: Int[Array, " b"] | None = None  # the index of the token that must be the end symbol, at no cost; None = none
-    renormalize: bool = False  # after the other rules: the probabilities of what may come next sum to 1
+    renormalize: bool = False  # after the other rules: the probabilities of the allowed tokens sum to 1
 
     @property
     def read_history(self) -> bool:
@@ -49,8 +49,8 @@ class Rules(NamedTuple):
 def initial_history(rules: Rules, sentences: int, beams: int, room: int) -> Int[Array, "rows h"] | None:
     """Return the tokens before a search of `room` steps, newest last after padding; None if no rule reads them.
 
-    In a text that is continued no end symbol counts as written, not that of the source in prefix_lm either; elsewhere
-    only one that stands first does.
+    In a text that is continued, no end symbol counts as written, not even that of the source in prefix_lm. Elsewhere,
+    one counts only if it is the first token.
 
     >>> rules = Rules(eos=2, pad=0, no_repeat_ngram=2, prompt=jnp.array([[7, 8, 0]]), prompt_length=jnp.array([2]))
     >>> initial_history(rules, sentences=1, beams=2, room=3).tolist()
@@ -81,12 +81,12 @@ def append_token(history: Int[Array, "rows h"] | None, tokens: Int[Array, " rows
 class LogProbs(NamedTuple):
     """The log-probabilities of every next token, -inf for a forbidden one, computed on demand.
 
-    A search reads few of them, and every pass over a whole vocabulary takes time: so `top_k` normalises only what it
-    returns, and drops tokens that are always forbidden afterwards.
+    A search reads few of them, and every pass over a whole vocabulary takes time. So `top_k` normalises only what it
+    returns, and drops always-forbidden tokens afterwards.
     """
 
     scores: Float[Array, "rows v"]  # logits, or log-probabilities
-    log_total: Float[Array, "rows 1"] | None = None  # what normalises the scores; None = their logsumexp
+    log_total: Float[Array, "rows 1"] | None = None  # their normaliser; None = logsumexp
     excluded: tuple[int, ...] = ()  # tokens that are forbidden although `scores` has them
 
     def top_k(self, k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
@@ -172,9 +172,9 @@ def _penalize_repetition(
 def _forbid_ngrams(
     log_probs: Float[Array, "rows v"], history: Int[Array, "rows h"], n: int, pad: int
 ) -> Float[Array, "rows v"]:
-    """Forbid every token that would repeat an n-gram: those that followed the last n - 1 tokens earlier on.
+    """Forbid every token that would repeat an n-gram: those that once followed the last n - 1 tokens.
 
-    Padding repeats nothing: it stands before the first token, and where end symbols do not count.
+    Padding repeats nothing: it stands before the first token, and in place of end symbols that do not count.
     """
     ngrams = history.shape[1] - n + 1  # in the history
     same = jnp.ones((history.shape[0], ngrams), bool)  # [rows ngrams], whether it begins with the last n - 1 tokens
@@ -189,8 +189,8 @@ def _forbid_ngrams(
 def top_k(scores: Float[Array, "rows v"], k: int) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
     """Return the k largest scores of every row, largest first, and their tokens; ties are in order of tokens.
 
-    The k largest scores are in the k chunks with the largest maxima, as any other chunk is beaten by k others. So only
-    the tokens of those chunks are ranked. The chunks stay in order, to keep equals in order.
+    The k largest scores are in the k chunks with the largest maxima, because k scores beat every other chunk. So only
+    the tokens of those chunks are ranked. The chunks stay in order, so that ties do.
 
     >>> values, tokens = top_k(jnp.array([[0.1, 0.4, 0.3, 0.4]]), 3)
     >>> tokens.tolist()
@@ -199,7 +199,7 @@ def top_k(scores: Float[Array, "rows v"], k: int) -> tuple[Float[Array, "rows k"
     rank = functools.partial(lax.top_k, k=k)
     if scores.shape[1] <= k * _chunk_size(scores.shape[1]):
         values, tokens = rank(scores)
-    else:  # XLA:GPU has one kernel for it, where chunks take eight with three sorts
+    else:  # XLA:GPU has one kernel for it; chunks take eight, with three sorts
         chunked = functools.partial(_top_k_of_chunks, k=k)
         values, tokens = lax.platform_dependent(scores, cuda=rank, rocm=rank, default=chunked)
     return values, tokens

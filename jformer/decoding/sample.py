@@ -61,7 +61,7 @@ def sample(
 def apply_filters(log_probs: Float[Array, "rows v"], options: DecodeConfig) -> Float[Array, "rows v"]:
     """Return the log-probabilities to draw from, -inf for a token that a filter drops.
 
-    The filters apply one after another, each to what the one before has left, normalised again.
+    The filters apply one after another, each to what the previous one left, renormalised.
     Equally probable tokens stay or go together, and the most probable ones (of `typical`: the most typical) stay.
 
     >>> import numpy as np
@@ -92,7 +92,7 @@ def apply_filters(log_probs: Float[Array, "rows v"], options: DecodeConfig) -> F
 
 
 def _keep(log_probs: Float[Array, "rows v"], kept: Bool[Array, "rows v"]) -> Float[Array, "rows v"]:
-    """Drop all other tokens and normalise again."""
+    """Drop all other tokens and renormalise."""
     return jax.nn.log_softmax(jnp.where(kept, log_probs, -jnp.inf))
 
 
@@ -105,7 +105,7 @@ def weighted_quantile(
 ) -> Float[Array, "rows 1"]:
     """Return the least bound of every row for which the costs up to it weigh at least `mass`; infinity if none does.
 
-    Costs must not be negative: such floats are ordered as their bits are, so a bisection over the bits finds the exact
+    Costs must not be negative: such floats have the order of their bits, so a bisection over the bits finds the exact
     bound. 31 sums take a fraction of the time of sorting a vocabulary on CPU.
 
     >>> costs = jnp.array([[3.0, 1.0, 2.0]])
@@ -150,5 +150,5 @@ def inverse_cdf(weights: Float[Array, "rows v"], uniform: Float[Array, " rows"])
 def _first_above(weights: Float[Array, "rows w"], target: Float[Array, " rows"]) -> Int[Array, " rows"]:
     """Return the first index, of those with weight, whose cumulative sum is above the target."""
     sums = jnp.where(weights > 0, jnp.cumsum(weights, axis=1), -jnp.inf)
-    last = sums == sums.max(axis=1, keepdims=True)  # for a target that rounding has put beyond all sums
+    last = sums == sums.max(axis=1, keepdims=True)  # for a target that rounding put beyond all sums
     return jnp.argmax((sums > target[:, None]) | last, axis=1).astype(jnp.int32)

@@ -24,7 +24,7 @@ class Start(NamedTuple):
     """Where a search begins and how far it may go.
 
     A sentence whose limit exceeds `room` may be left unfinished, and so may the last `max_unfinished` sentences, which
-    would keep all others waiting.
+    would hold up all others.
     """
 
     token: Int[Array, " b"]  # the token to continue from, not in the cache yet: BOS, or the last of a prompt
@@ -38,7 +38,7 @@ class Start(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The n hypotheses of every sentence: of a search best first, of samples in the order of their keys.
+    """The n hypotheses of every sentence: best first from a search, samples in the order of their keys.
 
     A hypothesis without the end symbol was cut at its sentence's limit. A slot that no hypothesis fills has length 0
     and score -inf; the slots of a sentence whose logits were not finite have length 0 and score nan.
@@ -57,7 +57,7 @@ class SearchLoop(NamedTuple):
     """
 
     init: PyTree  # the state before the first token
-    cond: Callable[[PyTree], Bool[Array, ""]]  # whether there is anything left to do
+    cond: Callable[[PyTree], Bool[Array, ""]]  # whether anything is left to do
     body: Callable[[PyTree], PyTree]  # appends one token
     result: Callable[[PyTree], Decoded]  # the result so far; final for sentences that are `done`
     stable_prefix: Callable[[PyTree], tuple[Int[Array, "b t"], Int[Array, " b"]]]
@@ -70,7 +70,7 @@ class SearchLoop(NamedTuple):
         return self.result(lax.while_loop(self.cond, self.body, self.init))
 
     def record(self, room: int) -> "tuple[Decoded, Trace]":
-        """Search to the end as `run` does, and also return the candidates and choices of each of `room` steps."""
+        """Search to the end like `run`, and also return the candidates and choices of each of `room` steps."""
         assert self.traced
         traced = self.traced
 
@@ -91,7 +91,7 @@ class SearchLoop(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The candidates of a beam search and its choices: of one step, or of all steps in order.
+    """The candidates and choices of a beam search: those of one step, or of all steps in order.
 
     Summed log-probabilities and scores are -inf in an empty slot.
     """

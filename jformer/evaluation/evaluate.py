@@ -42,15 +42,15 @@ ANSWERS_WITH_REFERENCES = ("text", SPAN, VECTOR, *CLASSES)
 def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[str, Any]:
     """Score every test set with the run's weights, write results.json and the outputs, and return the new results.
 
-    They are written into the run's directory, or into `folder`. All processes return the results; the main one writes
-    them and shows the progress. Raises UserError for the directory of another run, and for results of a newer version.
+    They go into the run's directory, or into `folder`. All processes return the results; the main one writes them and
+    shows the progress. Raises UserError for the directory of another run, and for results of a newer version.
     """
     folder = folder or workdir
     if (folder / "config.json").exists() and os.path.realpath(folder) != os.path.realpath(workdir):
         raise UserError(
             f"--output={folder} is the directory of another run, whose scores it holds: name another folder"
         )
-    results.read(folder)  # refuses those of a newer version now, rather than after hours
+    results.read(folder)  # refuses those of a newer version now, not after hours
     processes.enter_phase("opening the trained run")
     saved = load_config(workdir / "config.json")
     config = with_saved_config(config, saved)
@@ -102,14 +102,14 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
 
 
 def _none_dropped(config: Config) -> Config:
-    """Return the config with examples over the limits cut rather than dropped: each is answered, so each has a loss."""
+    """Return the config with examples over the limits cut, not dropped: each is answered, so each has a loss."""
     if config.data.overlong != "drop":
         return config
     return dataclasses.replace(config, data=dataclasses.replace(config.data, overlong="cut"))
 
 
 def refuse_other_languages(config: Config, saved: Config) -> None:
-    """Raise UserError for decode.*_language, unless the run was saved with it, where test sets have their own."""
+    """Raise UserError for decode.*_language if test sets have their own languages, unless the run was saved with it."""
     for side, key in enumerate(("source_language", "target_language")):
         asked = getattr(config.decode, key)
         own = {config.data.languages(part)[side] for part, _ in config.data.test_sets().values()} - {"", asked}

@@ -1,6 +1,6 @@
 """Read the config, rows, scores and outputs in a run's directory, without JAX; the run may still be training.
 
-A run is given by the path of its directory. A file that is not written yet reads as empty; it is an error if a file
+A run is given by the path of its directory. A file that is not written yet reads as empty. It is an error if a file
 cannot be read, or if something requested by name is missing.
 """
 
@@ -105,7 +105,7 @@ def _values(entry: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def is_training(run: Path) -> bool:
-    """Return whether the run is training according to its heartbeat; a killed run still appears to be."""
+    """Return whether the run is training, judging by its heartbeat; a killed run still appears to be."""
     path = run_path(run) / "heartbeat.json"
     if not path.exists():
         return False
@@ -124,7 +124,7 @@ def metrics(run: Path) -> dict[str, float]:
 
     "valid/loss" is from the last row of that split, "test/bleu" and "test/exact_match/GROUP" are scores of a test set,
     which replace a figure of a row with the same name, "mean/bleu" is that of several language pairs, and
-    "run/updates" is of the run. Values not finite are nan.
+    "run/updates" is of the run. Non-finite values are nan.
     """
     last = {row["split"]: row for row in rows(run)}
     figures = {f"{split}/{name}": value for split, row in last.items() for name, value in _numbers(row).items()}

@@ -41,7 +41,7 @@ def is_resampled(config: Config, name: str) -> bool:
 def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs: Sequence[Pair]) -> list[Resampled]:
     """Score the outputs of several runs for one test set, with intervals, and p against the first run.
 
-    The config, `of_test_set`, gives the task, the language and the options of scores. Returns [] for a score that these
+    The config, from `of_test_set`, has the task, the language and the score options. Returns [] for a score that these
     outputs do not determine.
     """
     if name in TEXT_SCORES:
@@ -52,7 +52,7 @@ def resample(config: Config, name: str, outputs: Sequence[Sequence[str]], pairs:
 
 
 def as_scored(config: Config, key: str, entry: Mapping[str, Any]) -> Config:
-    """Return the config of a test set with the options of scores that its entry in results.json was computed with."""
+    """Return the config of a test set with the score options that its entry in results.json was computed with."""
     used = entry.get(SETTINGS, {}).get("evaluate", {})
     options = {name: used[name] for name in ("tokenize", "lowercase") if name in used}
     own = config.of_test_set(key)

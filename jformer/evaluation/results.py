@@ -22,11 +22,11 @@ WITHOUT_EFFECT = {  # options that change no score, by section
     "decode": ("batch_size", "inputs", "outputs", "scores", "alignments"),
     "evaluate": ("during", "during_examples", "command_seconds"),
 }
-SETTINGS = "settings"  # key of an entry: all that its scores depend on except the test set and the run
+SETTINGS = "settings"  # key of an entry: everything its scores depend on except the test set and the run
 
 
 def settings_of(config: Config, steps: Sequence[int]) -> dict[str, Any]:
-    """Return the options that affect scores, of those that may change after training, and the steps of the checkpoints.
+    """Return the options that affect scores and may change after training, and the steps of the checkpoints.
 
     Options that do not change scores, such as the batch size, are left out.
     """
@@ -47,7 +47,7 @@ def _with_effect(section: str, options: Any) -> Any:
 
 
 def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the new results with the old ones of other test sets, and of the same ones under other settings.
+    """Return the new results, with the old ones of other test sets and of the same sets under other settings.
 
     The newest entry of a test set has its key; older ones are in the list `earlier`, each with its key as `set`.
     `run` is that of the newest scoring; the checkpoints and options of older entries are in their settings.
@@ -61,7 +61,7 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_replaced(entry: Mapping[str, Any], now: Any) -> bool:
-    """Return whether new scores have the settings of an entry; those that an older version did not record are equal."""
+    """Return whether new scores have the settings of an entry; those an older version did not record are equal."""
     if not isinstance(now, Mapping):
         return False
     settings, new = entry.get(SETTINGS, {}), now.get(SETTINGS, {})
@@ -69,7 +69,7 @@ def _is_replaced(entry: Mapping[str, Any], now: Any) -> bool:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return a folder's results.json, {} if it has none, None if that cannot be read as results.
+    """Return a folder's results.json, {} if it has none, or None if it cannot be read as results.
 
     Raises UserError for one of a newer version, which must not be replaced.
     """

@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 class Difference(NamedTuple):
     """A mean difference of pairs, the half width of its interval, and p for the hypothesis of no difference.
 
-    The last two are None where the pairs do not determine them.
+    The last two are None if the pairs do not determine them.
     """
 
     mean: float
@@ -81,8 +81,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """Return the mean of values minus baseline, pair by pair, with its t interval and two-sided paired t test.
 
-    A single pair has neither; nor have pairs that all differ by the same amount, as counts may, because the noise is
-    estimated from their variation and p = 0 would overstate the evidence. If all differences are 0, p is 1.
+    A single pair has neither. Nor do pairs that all differ by the same amount, as counts may: the noise is estimated
+    from their variation, and p = 0 would overstate the evidence. If all differences are 0, p is 1.
     """
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
     mean, margin, n = estimate(differences)

@@ -1,7 +1,7 @@
 """Answer or score a file line by line, in windows of bounded memory.
 
 A window is read, answered, written and flushed before the next one. The first window of a file is one batch, so that
-output appears early; the others take about SECONDS each. A window of a pipe or a terminal is all lines available in it.
+output appears early; the others take about SECONDS each. For a pipe or a terminal, a window is all lines available.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from jformer.tasks.task import VECTOR
 
 WINDOW = 4_096  # lines
 SECONDS = 20.0  # target duration of a window: a killed command loses at most about this much work
-CHARACTERS = 1 << 22  # of a window; the line that exceeds this is its last
+CHARACTERS = 1 << 22  # of a window; it ends with the line that exceeds this
 FLATTENED = "outputs with line breaks written as spaces, which decode.outputs=jsonl keeps"
 HEAD = 1 << 16  # bytes of an input that identify it
 WARNINGS = 10
@@ -140,7 +140,7 @@ def _report(text: str) -> None:
 
 
 def predict_file(settings: Config, workdir: Path, source: str, target: str, resume: bool = False) -> None:
-    """Answer a file or standard input ('-') into another or standard output: one output line per line, in order.
+    """Answer a file or standard input ('-') line by line into another or standard output, in order.
 
     Args:
         settings: replaces the run's own config, to change decoding.
@@ -170,7 +170,7 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
             return read_asked(*line, options.inputs, counts)
         request = read_request(*line, options.inputs, counts, predictor.task.answer == "continuation")
         if predictor.task.answer == "text":
-            predictor.inputs.towards(request.languages)  # raises for an unknown one
+            predictor.inputs.towards(request.languages)  # raises for an unknown language
         return request
 
     def answer(requests: list[Request]) -> list[str]:
@@ -183,14 +183,14 @@ def predict_file(settings: Config, workdir: Path, source: str, target: str, resu
 
 
 def write_activations(settings: Config, workdir: Path, source: str, target: str, names: Sequence[str]) -> None:
-    """Write activations for the lines of a file, read by `Predictor.pair_of`, as a safetensors file.
+    """Write activations for the lines of a file, read by `Predictor.pair_of`, to a safetensors file.
 
     The array of NAME for the first line is `1/NAME`. The file's metadata has `1/source` and `1/target`, the tokens as
     a JSON list. Blank lines are skipped, and counted.
 
     Args:
         settings, workdir, source, target: as for `predict_file`; the target must be a file.
-        names: those of `Predictor.activations`, which lists the errors, too.
+        names: as for `Predictor.activations`, which lists the errors, too.
     """
     if target == "-":
         raise UserError("--activations are written to a file: name it by --output")
@@ -276,7 +276,7 @@ def embed_file(
 
 
 def _safetensors_writer(option: str) -> Callable[..., None]:
-    """Return the function that writes arrays by name into a file; raise UserError where it is not installed."""
+    """Return the function that writes arrays by name into a file; raise UserError if safetensors is not installed."""
     try:
         from safetensors import SafetensorError
         from safetensors.numpy import save_file

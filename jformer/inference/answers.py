@@ -37,8 +37,8 @@ class Request(NamedTuple):
     text: str
     prefix: str = ""  # the beginning of the output
     constraints: Sequence[str] = ()  # phrases that the output contains
-    line: int = -1  # its number, counted from 0, on which samples depend; -1 = its place among those asked together
-    languages: tuple[str, str] = ("", "")  # of a multilingual run: from and into which; "" = those of the options
+    line: int = -1  # its number, counted from 0, on which samples depend; -1 = its index among requests made together
+    languages: tuple[str, str] = ("", "")  # for a multilingual run: source and target; "" = those of the options
 
 
 class Piece(NamedTuple):
@@ -48,11 +48,11 @@ class Piece(NamedTuple):
     line: int  # the number of its input
     prefix: Sequence[int] = ()
     constraints: Sequence[Sequence[Sequence[int]]] = ()  # phrases, each in its spellings
-    words: Sequence[str] = ()  # that `ids` encode, if each word is answered
+    words: Sequence[str] = ()  # the words that `ids` encode, if each is answered
     starts: Sequence[int] = ()  # index in `ids` of the first token of each word
     window: "Window | None" = None  # the part of a question and its context that it covers
     languages: tuple[str, str] = ("", "")  # of the request
-    text: str = ""  # that `ids` encode, of an input that is searched for
+    text: str = ""  # the text that `ids` encode, for inputs that are searched for
     part: int = 0  # its number among the pieces of such an input
 
 
@@ -61,7 +61,7 @@ class EncodedPair(NamedTuple):
 
     source: Sequence[int]
     target: Sequence[int]
-    cut: bool = False  # one of them was over the model's limit
+    cut: bool = False  # whether one of them was over the model's limit
 
 
 class TaggedWord(NamedTuple):
@@ -94,7 +94,7 @@ class Output(NamedTuple):
     tags: tuple[TaggedWord, ...] | None = None  # of all words, if each is answered
     filled: tuple[str, ...] | None = None  # the token in place of each mask
     span: tuple[int, int] | None = None  # characters of an answer in its context, the end exclusive
-    vector: "np.ndarray | None" = None  # f32 [d]: the embedding of the input, which is all of the answer
+    vector: "np.ndarray | None" = None  # f32 [d]: the embedding of the input, which is the whole answer
 
     @property
     def rank(self) -> float | None:
@@ -156,7 +156,7 @@ class AttentionWeights(NamedTuple):
     part: Part
     weights: "np.ndarray"  # f32 [l h t s]
     mask: "np.ndarray"  # bool [t s]: True = may attend; otherwise the weight is 0
-    rows: tuple[str, ...]  # the token at each t, as the vocabulary writes it; for cross-attention the predicted one
+    rows: tuple[str, ...]  # the token at each t, as the vocabulary writes it; for cross-attention, the predicted one
     columns: tuple[str, ...]  # the token at each s, with the end symbol; for an image its patches
 
     def entropy(self) -> "np.ndarray":
@@ -218,7 +218,7 @@ class Activations(NamedTuple):
 
 
 def check_requests(requests: Iterable[Request | str], usage: str, one_line: bool) -> list[Request]:
-    """Return texts as requests; raise UserError as `check_texts` does, for phrases, too."""
+    """Return texts as requests; raise UserError as `check_texts` does, also for phrases."""
     if isinstance(requests, str) or not isinstance(requests, Iterable):
         check_texts(requests, usage, one_line=False)
     asked = [each if isinstance(each, Request) else Request(each) for each in requests]
@@ -290,7 +290,7 @@ def written_language(config: "Config", pieces: Sequence[Piece]) -> str:
 
 
 def join_outputs(answers: Sequence[list[Output]], eos: int, language: str = "") -> list[Output]:
-    """Return the outputs of an input from those of its pieces: the best ones joined; an empty one without pieces.
+    """Return the outputs of an input from those of its pieces: the best ones, joined; without pieces, an empty one.
 
     Their texts are joined as their language is written, if it is known; tags are joined by spaces.
     """

@@ -31,9 +31,9 @@ SMALL_BATCH = 8
 # Rows of a batch for few pieces, so that an interactive user does not wait for a whole batch. On CPUs, XLA multiplies a
 # single row more slowly than two, so one row is used only with several hypotheses.
 FEW = (1, 2, SMALL_BATCH)
-MOSTLY = 1 / 4  # if more than this share of outputs did not fit short attempts, these pause:
-EVIDENCE = 64  # least pieces in short attempts before that is decided
-WHILE = 4_096  # pieces without short attempts; then they are tried again, as the text may have changed
+MOSTLY = 1 / 4  # if more than this share of outputs does not fit, short attempts pause
+EVIDENCE = 64  # the fewest pieces in short attempts to decide that
+WHILE = 4_096  # pieces without short attempts; then they are tried again, because the text may have changed
 
 
 class NBest(NamedTuple):
@@ -67,14 +67,14 @@ class CompileClock:
 class PreparedParams:
     """Parameters in the fastest form for answers, cached between calls.
 
-    Kernels are rounded to the compute dtype once rather than in every call. On a CPU, layers are also unstacked: a
-    stack holds one array for all its layers, of which XLA would copy each layer's slice before every product. Together
-    that was half of the time of a short sentence at d_model 512. Programs restack layers by `stack_layers`, which
-    costs nothing inside jit.
+    Kernels are rounded to the compute dtype once, not in every call. On a CPU, layers are also unstacked: a stack holds
+    one array for all its layers, and XLA would copy each layer's slice before every product. Together these took half
+    of the time of a short sentence at d_model 512. Programs restack layers by `stack_layers`, which costs nothing
+    inside jit.
     """
 
     def __init__(self, models: Sequence[Model], mesh: Mesh | None, rounded: bool, enabled: bool = True) -> None:
-        """Parameters are copied on first use, or used unchanged unless `enabled`. Heads keep unrounded kernels."""
+        """Parameters are copied on first use if `enabled`, else used as they are. Heads keep unrounded kernels."""
         self._enabled = enabled
         self._prepare = [
             _make_prepare(
@@ -115,7 +115,7 @@ Program = Callable[[Sequence[PyTree], Mapping[str, np.ndarray], int], Any]
 
 
 class BatchedSearch:
-    """A compiled search or head for any number of pieces; it learns whether a short first attempt pays."""
+    """A compiled search or head for any number of pieces; it learns whether a short first attempt pays off."""
 
     def __init__(self, search: Program, inputs: Inputs, mesh: Mesh | None) -> None:
         """Take a program of `make_answer`; the devices of a mesh share the rows of a batch."""
@@ -127,12 +127,12 @@ class BatchedSearch:
 
     def forget(self) -> None:
         """Forget whether outputs are short."""
-        self._tried = self._unfinished = 0  # pieces in short attempts, and those that did not fit
+        self._tried = self._unfinished = 0  # pieces in short attempts, and how many did not fit
         self._left = 0  # pieces to answer before the next short attempt
 
     @property
     def outputs_are_short(self) -> bool:
-        """Whether short attempts are expected to pay."""
+        """Whether short attempts are expected to pay off."""
         return not self.inputs.continues and not self._left
 
     def _learn(self, short: bool, tried: int, unfinished: int) -> None:

@@ -35,7 +35,7 @@ from jformer.tasks.noise import MASK, SENTINEL
 from jformer.tasks.task import CLASSES, MASKS
 
 Scorer = Callable[[Sequence[PyTree], Mapping[str, np.ndarray]], dict[str, Array]]
-LIKELIEST = 5  # tokens that are shown for every position
+LIKELIEST = 5  # tokens shown for every position
 BLOCKS = {  # part → where the weights of a Transformer's layers are
     Part.ENCODER_SELF: ("encoder", "self_attn"),
     Part.DECODER_SELF: ("decoder", "self_attn"),
@@ -55,8 +55,8 @@ def make_scorer(
         models: an ensemble.
         average: whether the mean is of their probabilities or of their log-probabilities.
         mesh: its data and fsdp axes split the rows.
-        attend: whether to return what the decoder's last layer attends to in the source when it predicts a token, the
-            mean of heads and models.
+        attend: whether to return what the decoder's last layer attends to in the source as it predicts each token,
+            averaged over heads and models.
         tokens: how many are projected to the vocabulary at a time.
     """
     return _make_scorer(tuple(models), average, mesh, attend, tokens, target())
@@ -147,7 +147,7 @@ class WatchedPass:
         self._model, self._inputs = model, inputs
 
     def __call__(self, params: PyTree, pairs: Sequence[Pair]) -> list[Attended]:
-        """Return the attention for every pair, in order; of a context in windows, the one with the answer is used.
+        """Return the attention for every pair, in order; for a context in windows, the one with the answer is used.
 
         Raises UserError for NaN scores, and for a pair that the task cannot read.
         """
@@ -171,7 +171,7 @@ class WatchedPass:
         return found
 
     def activations(self, params: PyTree, pairs: Sequence[Pair], names: tuple[str, ...]) -> Iterator[Activations]:
-        """Yield the named activations for every pair, in order; raise UserError for a name that none has."""
+        """Yield the named activations for every pair, in order; raise UserError for a name without an activation."""
         record = _make_recorder(self._model, names)
         axes: dict[str, dict[str, set[int]]] = {}
         for batch in self._batches(pairs):
@@ -204,7 +204,7 @@ class WatchedPass:
         labels = {
             Part.ENCODER_SELF: (source, source),
             Part.DECODER_SELF: (read, read),
-            Part.CROSS: (written, source),  # a row belongs to the token that it helps to predict
+            Part.CROSS: (written, source),  # each row belongs to the token that it helps to predict
         }
         for part, (weights, mask) in _arrays(seen).items():
             rows, columns = labels[part]
@@ -232,7 +232,7 @@ class WatchedPass:
         tokens, symbols = self._inputs.tokenizers[side].tokens, self._inputs.task.symbols
         names = [MASK] if symbols == 1 else [SENTINEL.format(i) for i in range(symbols)]
         written = (*tokens, *names)
-        return tuple(written[i] if i < len(written) else f"<{i}>" for i in ids)  # a model may have rows past them
+        return tuple(written[i] if i < len(written) else f"<{i}>" for i in ids)  # a model may have further rows
 
     def _choices(self, batch: Mapping[str, np.ndarray], likely: np.ndarray) -> tuple[Choice, ...]:
         """Return the choice at every position that predicts something, or of every label, or of both ends of a span.
@@ -270,7 +270,7 @@ class WatchedPass:
 
 
 def to_restore(pairs: Sequence[tuple[str | None, str | None]]) -> list[Pair]:
-    """Return texts given as sources as the targets of a task that hides parts of them.
+    """Return source texts as the targets of a task that hides parts of them.
 
     Raises UserError for an empty one, and where there is a target.
     """
@@ -315,7 +315,7 @@ def _make_recorder(model: Model, names: tuple[str, ...]) -> Any:
 
 
 def _axes(record: Any, params: PyTree, batch: Mapping[str, np.ndarray]) -> dict[str, dict[str, set[int]]]:
-    """Return for rows, source and target which axes of each activation are theirs: those that grow with them."""
+    """Return which axes of each activation are those of rows, source and target: those that grow with them."""
 
     def shapes(side: str, axis: int) -> dict[str, tuple[int, ...]]:
         def longer(name: str, array: np.ndarray) -> jax.ShapeDtypeStruct:

@@ -21,7 +21,7 @@ class Question(NamedTuple):
 
     source: str
     targets: tuple[str, ...]
-    ranked: bool = False  # given as a list, and written in the order of their scores
+    ranked: bool = False  # whether given as a list, and so written in the order of their scores
     languages: tuple[str, str] = ("", "")  # of source and targets
 
 
@@ -33,7 +33,7 @@ def read_request(number: int, line: str, form: str, counts: Counter[str], contin
         line: without its line feed.
         form: "text" or "jsonl".
         counts: alterations of texts in JSON are counted here, by reason.
-        continues: whether the model continues texts: then those in JSON keep their line breaks.
+        continues: whether the model continues texts; if so, those in JSON keep their line breaks.
 
     Raises:
         ValueError: for anything else; the caller adds the file and the line.
@@ -117,7 +117,7 @@ def write_outputs(outputs: Sequence[Output], form: str, scores: bool, alignments
 def answer_record(outputs: Sequence[Output], scores: bool, alignments: bool) -> dict[str, object]:
     """Return the object that `write_outputs` writes in JSON."""
     if outputs[0].vector is not None:
-        return {"vector": [float(str(value)) for value in outputs[0].vector]}  # as short as float32 can be read back
+        return {"vector": [float(str(value)) for value in outputs[0].vector]}  # the shortest form of a float32
     records = []
     for output in outputs:
         record: dict[str, object] = {"text": output.text}
@@ -219,7 +219,7 @@ def _numbers(output: Output) -> dict[str, Any]:
 
 
 def _tagged(words: Sequence[TaggedWord], scores: bool) -> dict[str, Any]:
-    """Return tags, spans and, with `scores`, probabilities of tagged words as they stand in JSON."""
+    """Return tags, spans and, with `scores`, probabilities of tagged words as in JSON."""
     tags, spans = [word.tag for word in words], []
     for span in find_spans(tags) if mark_spans(tags) else ():
         inside = words[span.start : span.end]

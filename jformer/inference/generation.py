@@ -1,7 +1,7 @@
 """The program that answers a batch: a search over models, compiled and cached by everything that it depends on.
 
 Arrays in, arrays out; no text here. Programs hold no parameters. `make_answer` compiles one, `begin_search` chooses the
-search, `_begin` gives it the models as one step over one cache.
+search, `_begin` presents the models to it as one step over one cache.
 
 Letters in shapes: b inputs, p tokens of a prompt or prefix, c phrases, s spellings of a phrase, l tokens of a spelling,
 n beams or samples of an input, rows = b·n, v entries of the vocabulary.
@@ -49,7 +49,7 @@ from jformer.tasks.task import MASKS
 AFTER_SAMPLES = np.uint32(2**31)  # beyond the numbers of samples
 KEPT = 16  # programs of each kind that are cached
 TOKENS = 1_024  # projected to the vocabulary at a time: logits of a whole batch would be the largest array by far
-# Of the compiler, by platform. XLA:GPU of JAX 0.12 fails at slices fused into products: "Slice not assigned".
+# Compiler options, by platform. XLA:GPU of JAX 0.12 fails at slices fused into products: "Slice not assigned".
 XLA_OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_enable_dynamic_slice_fusion": False}}
 
 
@@ -60,22 +60,22 @@ class SearchBatch(Batch, total=False):
     prompt_length: Int[Array, " b"]  # at least 1
     limit: Int[Array, " b"]  # the most tokens to add; 0 for a row that only fills the batch
     line: Int[Array, " b"]  # the number of the input line, from which samples are drawn
-    part: Int[Array, " b"]  # that of the piece of a split line; 0 if missing
-    max_unfinished: int | Int[Array, ""]  # last rows that may be left unfinished; 0 if missing
+    part: Int[Array, " b"]  # the number of the piece of a split line; 0 if missing
+    max_unfinished: int | Int[Array, ""]  # how many of the last rows may be left unfinished; 0 if missing
     prefix: Int[Array, "b p"]  # the beginning of the output
     prefix_length: Int[Array, " b"]
     constraints: Int[Array, "b c s l"]  # phrases in the output, each in one of its spellings
 
 
 class SearchSetup(NamedTuple):
-    """All that a search depends on beside parameters and batch, made by `make_setup`; programs are cached by it.
+    """All that a search depends on besides parameters and batch, made by `make_setup`; programs are cached by it.
 
     The models decide what a token may attend to: a search passes them tokens and gets logits.
     """
 
     models: tuple[Model, ...]  # an ensemble, whose probabilities are averaged
     options: DecodeConfig  # those that no program reads are at their defaults
-    vocabulary: bytes  # of the mask `writable`, as arrays are not hashable
+    vocabulary: bytes  # of the mask `writable`, because arrays are not hashable
     symbols: Symbols  # BOS, EOS and PAD of outputs
     mesh: Mesh | None  # its data and fsdp axes split the rows
     traced_for: Target
@@ -119,7 +119,7 @@ def make_setup(
 def make_answer(setup: SearchSetup, answer: str) -> jax.stages.Wrapped:
     """Return the compiled (parameters of every model, batch, room) → arrays that a task's answers are read from.
 
-    Answers in `HEADS` are what that head computes from one pass of the first model, the others a search's `Decoded`.
+    Answers in `HEADS` are what the head computes from one pass of the first model; others are a search's `Decoded`.
     """
     if answer not in HEADS:
         return compile_over_rows(lambda params, batch, room: begin_search(setup, params, batch, room).run(), setup.mesh)
@@ -166,8 +166,8 @@ class OwnSearch(Protocol):
 def begin_search(setup: SearchSetup, params: Sequence[PyTree], batch: SearchBatch, room: int) -> SearchLoop:
     """Return the search for the outputs of every row of a batch, at most `room` tokens; a row of limit 0 has none.
 
-    For use inside jit. `params` are those of every model; the cache has entries for `room` tokens. A row whose limit is
-    above it may be left unfinished, and so may the last `max_unfinished` rows.
+    For use inside jit. `params` are those of every model; the cache has entries for `room` tokens. A row whose limit
+    exceeds that may be left unfinished, and so may the last `max_unfinished` rows.
     """
     options, begun = setup.options, _begin(setup, params, batch, room)
     if options.search == "beam":
@@ -185,7 +185,7 @@ def search_ids(
     batch: Batch,
     max_tokens: int,
     prompt: Int[Array, "b p"] | Sequence[Sequence[int]] | None = None,
-    symbols: Symbols = Symbols(),  # noqa: B008  # which is immutable
+    symbols: Symbols = Symbols(),  # noqa: B008  # it is immutable
     **options: Unpack[DecodeOptions],
 ) -> Decoded:
     """Return the outputs of a model for every row of a batch of ids. It needs no run, and may be called inside jit.
@@ -330,7 +330,7 @@ def _begin(
     each = zip(models, params, strict=True)
     params = [in_compute_dtype(stack_layers(tree), model.config.dtype) for model, tree in each]
     prompt, sizes, rows = batch["prompt"], batch["prompt_length"], options.hypotheses
-    together = rows if options.search == "beam" else 1  # which share their entries
+    together = rows if options.search == "beam" else 1  # rows that share their entries
     entries = prompt.shape[1] - 1 + room * together
     if target().platform != "cpu":  # GPUs multiply bfloat16 in multiples of 8: XLA would copy the cache in every step
         entries += -entries % 8
@@ -370,7 +370,7 @@ def _prefill(model: Model, params: PyTree, batch: SearchBatch, entries: int, cov
 def _separate(cache: Cache, copies: int) -> Cache:
     """Give each of `copies` rows of a sentence its own cache entries, copied from those so far.
 
-    Does not repeat what belongs to a row, nor what all rows of a sentence read. A recurrent cache has no entries.
+    What belongs to a row, or is read by all rows of a sentence, is not repeated. A recurrent cache has no entries.
     """
     if "entries" not in cache:
         return cache
@@ -419,7 +419,7 @@ def _rules(setup: SearchSetup, batch: SearchBatch) -> Rules:
     """Return what may be written. Rows of a model past the vocabulary never are."""
     models, options, symbols, vocabulary = setup.models, setup.options, setup.symbols, setup.writable
     width = max(model.config.target_vocab_size or model.config.vocab_size for model in models)
-    is_cut = has_phrases(batch["constraints"], symbols.pad) if "constraints" in batch else 0  # in place of a forced end
+    is_cut = has_phrases(batch["constraints"], symbols.pad) if "constraints" in batch else 0  # instead of a forced end
     return Rules(
         eos=symbols.eos,
         pad=symbols.pad,
@@ -452,7 +452,7 @@ def _coverage(weight: float, cache: Cache) -> Float[Array, " rows"]:
 def _keys(seed: int, lines: Int[Array, " b"], parts: Int[Array, " b"] | None, samples: int) -> Key[Array, " rows"]:
     """Return a key for every sample, derived from the seed, the number of its input line and its own number alone.
 
-    Those of later pieces of a split line also depend on the piece; a line that is not split has the keys of a first
+    Later pieces of a split line have keys that also depend on the piece; a line that is not split has those of a first
     piece.
     """
     keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(lines)
@@ -473,7 +473,7 @@ def stack_layers(params: PyTree) -> PyTree:
 
 
 def in_compute_dtype(params: PyTree, dtype: str) -> PyTree:
-    """Round kernels and vocabularies' tables to the compute dtype, once instead of in every step."""
+    """Round kernels and token tables to the compute dtype, once instead of in every step."""
 
     def cast(path: Any, leaf: Array) -> Array:
         return leaf.astype(dtype) if LARGE.search("/".join(each.key for each in path)) else leaf

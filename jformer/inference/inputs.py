@@ -59,10 +59,10 @@ WHOLE = Attempt()
 
 
 class Direction(NamedTuple):
-    """What texts of a pair of languages are encoded with."""
+    """How the texts of a pair of languages are encoded."""
 
     encoder: ExampleEncoder
-    symbols: Symbols  # of what is written
+    symbols: Symbols  # of outputs
     prefixed: tuple[int, ...]  # what precedes a prefix, if no search begins with it
 
 
@@ -99,7 +99,7 @@ class Inputs:
         if options.overlong == "split" and task.answer not in ("", "text", "tags"):
             raise UserError(f"decode.overlong='split' joins translations, not a {task.answer}: use 'cut'")
         self.counts: Counter[str] = Counter()
-        self.of_images = isinstance(tokenizers[0], ImageTokenizer)  # whose shape is fixed
+        self.of_images = isinstance(tokenizers[0], ImageTokenizer)  # their shape is fixed
         self.continues = task.answer == "continuation"
         self.reads_blanks = task.answer in ("continuation", VECTOR)  # an answer to an empty text has a meaning
         own = directed(tokenizers, data, (options.source_language, options.target_language))
@@ -108,7 +108,7 @@ class Inputs:
         self._directions: dict[Languages, Direction] = {("", ""): first}
         sides = self.encoder.source, self.encoder.target
         self.side = sides[self.continues]
-        if task.answer == VECTOR:  # either text of a pair may be asked for
+        if task.answer == VECTOR:  # either text of a pair may be embedded
             self.side = max(sides, key=lambda side: side.max_length)
 
     def _direction(self, tokenizers: tuple[Tokenizer, Tokenizer]) -> Direction:
@@ -166,7 +166,7 @@ class Inputs:
             ids = next(encoded)
             self.counts[UNKNOWN] += self.side.symbols.unk in ids
             parts = self._fit(ids, request)
-            prefix = getattr(self.tokenizers[0], "prefix", "")  # the text of a single piece has none either
+            prefix = getattr(self.tokenizers[0], "prefix", "")  # the text of an unsplit request has none either
             split = (self.tokenizers[0].decode(part).removeprefix(prefix) for part in parts)
             texts = [request.text] if len(parts) == 1 else split
             both = enumerate(zip(parts, texts, strict=True))
@@ -240,7 +240,7 @@ class Inputs:
         constraints = [found for found in fitting[1:] if found]
         wanted = len(prefix) + sum(len(found[0]) for found in constraints)  # the shortest comes first
         most, option = self._most(pieces[0])
-        if wanted >= most:  # the end comes last; a search takes memory by the square of the longest constraint
+        if wanted >= most:  # the end comes last; a search's memory grows with the square of the longest constraint
             given = " and ".join(name for name in ("prefix", "constraints") if getattr(request, name))
             raise UserError(
                 f"{where}: {given} of {wanted} tokens and the end symbol do not fit in an output of {most}: shorten "
@@ -269,7 +269,7 @@ class Inputs:
     def arrays(self, pieces: Sequence[Piece], rows: int, attempt: Attempt = WHOLE) -> tuple[dict[str, np.ndarray], int]:
         """Return the batch of some pieces, in one of few shapes, and the most tokens that any output may have.
 
-        In a short attempt, sources below LONG_INPUT get room for outputs half as long again, which nearly all fit.
+        In a short attempt, sources below LONG_INPUT get room for outputs half as long again, enough for nearly all.
         Captions always have the same room.
         """
         options, sequences = self.options, [piece.ids for piece in pieces]
@@ -299,7 +299,7 @@ class Inputs:
         return {**batch, **_phrases(pieces, rows, self.symbols.pad)}, room
 
     def without_few_long(self, pieces: Sequence[Piece], indices: Sequence[int], few: int) -> Sequence[int]:
-        """Return the indices of a batch, shortest piece first, without the last `few` if they alone pad the others.
+        """Return the indices of a batch, shortest piece first, without the last `few` if only these lengthen the rest.
 
         With few=1 and pieces of 3, 3, 3 and 20 tokens, the first three remain, padded to 16 tokens instead of 24.
         """
@@ -342,7 +342,7 @@ class Inputs:
         sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         shape = Shape(rows, min(longest, self.encoder.source.max_length), target)
         arrays = self._features(sources, targets, shape)
-        if self.continues:  # each target is a text of its own, whatever data.piece_start says of pieces
+        if self.continues:  # each target is a text of its own, whatever data.piece_start says about pieces
             arrays["target_in"][:, 0] = self.symbols.bos
         refuse_foreign_ids(arrays, self._id_limits, "the text to score")
         return arrays
@@ -370,7 +370,7 @@ class Inputs:
         return max(self._lengths(self.length(pair.source), len(pair.target)))
 
     def begin(self, source: Sequence[int]) -> int:
-        """Return where the target of a source begins in the arrays of targets: behind its prompt."""
+        """Return where the target of a source begins in the arrays of targets: after its prompt."""
         return len(self.features.prompt(source))
 
     def _lengths(self, source: int, target: int) -> tuple[int, int]:
@@ -387,7 +387,7 @@ class Inputs:
 
 
 def places(values: Iterable[T]) -> dict[T, list[int]]:
-    """Return each value and where it stands, the first one first."""
+    """Return each value and its places, the first one first."""
     found: dict[T, list[int]] = {}
     for i, value in enumerate(values):
         found.setdefault(value, []).append(i)
@@ -435,7 +435,7 @@ def _tokens(sequences: Sequence[Sequence[int]]) -> Tokens:
 
 
 def _marks(piece: Piece) -> list[int]:
-    """Return a placeholder for a piece's target: any class where a word begins, a window's marks, else nothing."""
+    """Return a placeholder for a piece's target: any class where a word begins, the marks of a window, or nothing."""
     if piece.window:
         return list(piece.window.marks)
     marked = [0] * len(piece.ids) if piece.starts else []
@@ -468,7 +468,7 @@ def _multiple(size: int) -> int:
 
 
 def _filled(values: Sequence[Any], shape: tuple[int, ...], fill: int) -> np.ndarray:
-    """Return i32 of a shape that begins with the values, a row each, filled up with `fill`."""
+    """Return an i32 array of a shape, with one row of values each, filled up with `fill`."""
     out = np.full(shape, fill, np.int32)
     for row, value in enumerate(values):
         out[(row, slice(len(value))) if len(shape) == 2 else row] = value
@@ -478,7 +478,7 @@ def _filled(values: Sequence[Any], shape: tuple[int, ...], fill: int) -> np.ndar
 def prompts(sequences: Sequence[Sequence[int]], rows: int, width: int, symbols: Symbols) -> dict[str, np.ndarray]:
     """Return `prompt` and `prompt_length` of `rows` rows: BOS, then the given ids, and BOS up to `width`.
 
-    A model looks up what fills a row, too, and the padding symbol may be past its table.
+    A model also looks up what fills a row, and the padding symbol may be past its table.
     """
     ids = [[symbols.bos, *sequence] for sequence in sequences] + [[symbols.bos]] * (rows - len(sequences))
     return {"prompt": _filled(ids, (rows, width), symbols.bos), "prompt_length": np.array([*map(len, ids)], np.int32)}

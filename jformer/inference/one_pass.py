@@ -71,9 +71,9 @@ class Head(NamedTuple):
 
     respond: Callable[[Array, Batch, DecodeConfig], Any]  # (logits, batch, options) → arrays with a row per input
     read: Callable[[Any, Tokenizer, Piece], list[Output]]  # (row, tokenizer of answers, piece) → outputs, best first
-    # (encoder, requests, counts of what became of them) → pieces of every request; None: as for translations
+    # (encoder, requests, counts of their outcomes) → pieces of every request; None: as for translations
     cut: Callable[[ExampleEncoder, Sequence[Request], Counter[str]], list[list[Piece]]] | None = None
-    # (outputs of each piece, options) → outputs of the request, best first; None: texts are put one after the other
+    # (outputs of each piece, options) → outputs of the request, best first; None: texts are concatenated
     join: Callable[[Sequence[list[Output]], DecodeConfig], list[Output]] | None = None
 
 
@@ -114,7 +114,7 @@ def _estimate(logits: Float[Array, "b t 1"], batch: Batch, options: DecodeConfig
 
 
 def _read_number(estimate: Estimates, tokenizer: Tokenizer, piece: Piece) -> list[Output]:
-    bits = int(np.float32(estimate.values).view(np.uint32))  # which is how its tokenizer writes a number
+    bits = int(np.float32(estimate.values).view(np.uint32))  # as its tokenizer writes a number
     return [Output(tokenizer.decode([bits]))]
 
 
@@ -125,7 +125,7 @@ def pieces_of_words(encoder: ExampleEncoder, requests: Sequence[Request], counts
     """Return the pieces of every request, none for one without words.
 
     An input over the model's limit is split between words, regardless of decode.overlong: a truncated word would get no
-    tag. A word that alone exceeds the limit is read up to it.
+    tag. A word that alone exceeds the limit is cut.
     """
     groups, side = list[list[Piece]](), encoder.source
     texts = [request.text.split() for request in requests]
@@ -170,9 +170,9 @@ def _read_tags(found: Tags, tokenizer: Tokenizer, piece: Piece) -> list[Output]:
 
 
 def pieces_of_windows(encoder: ExampleEncoder, requests: Sequence[Request], counts: Counter[str]) -> list[list[Piece]]:
-    """Return a piece for each window of every request, none where it lacks its question or its context.
+    """Return a piece for each window of every request; none if it lacks its question or its context.
 
-    Raises UserError for a text without the one TAB between them.
+    Raises UserError for a text without exactly one TAB between them.
     """
     assert isinstance(encoder, SpanEncoder)
     for request in requests:
@@ -192,7 +192,7 @@ def pieces_of_windows(encoder: ExampleEncoder, requests: Sequence[Request], coun
 def marked_pair(encoder: ExampleEncoder, pair: Pair) -> tuple[Sequence[int], Sequence[int], bool]:
     """Return the tokens and marks of the window with a pair's answer, or of the first, and whether there are others.
 
-    An answer without a place is taken at its first occurrence in the context. Raises UserError for a text that is no
+    An answer without a place is taken at its first occurrence in the context. Raises UserError for a text that is not a
     question with its context, and for an answer that is not in the context.
     """
     context = pair.source.partition("\t")[2]
@@ -247,8 +247,8 @@ def read_spans(spans: Spans, tokenizer: Tokenizer, piece: Piece) -> list[Output]
 def best_of_windows(answers: Sequence[Sequence[Output]], options: DecodeConfig) -> list[Output]:
     """Return the outputs for a question from the spans of all its windows, best first.
 
-    A span gets its highest log-probability over the windows. No answer gets its lowest, since all windows but those of
-    the answer have none, plus decode.no_answer_threshold (Devlin et al. 2019, section 4.3).
+    A span gets its highest log-probability over the windows. "No answer" gets its lowest, since all windows but those
+    with the answer have none, plus decode.no_answer_threshold (Devlin et al. 2019, section 4.3).
     """
     if not answers:
         return [Output("", log_prob=0.0)]
@@ -271,8 +271,8 @@ def best_of_windows(answers: Sequence[Sequence[Output]], options: DecodeConfig) 
 def pieces_with_masks(encoder: ExampleEncoder, requests: Sequence[Request], counts: Counter[str]) -> list[list[Piece]]:
     """Return the piece of every request, none for an empty one, cut at the limit, and where its masks are.
 
-    A mask that is not a token of the vocabulary splits the text; it hides the white space before it, too, if a token
-    may begin with that.
+    A mask that is not a token of the vocabulary splits the text; it also hides the white space before it if a token may
+    begin with that.
 
     Raises UserError for a text without a mask, or with none before the limit.
     """

@@ -26,7 +26,7 @@ def input_path(source: str) -> Path:
 
 
 def refuse_input(source: Path, target: Path, recorded: bool = False) -> None:
-    """Raise UserError if the output, or with `recorded` its record, is the input, even through a link.
+    """Raise UserError if the output or, with `recorded`, its record is the input, even through a link.
 
     Writing would destroy the input.
     """
@@ -106,9 +106,9 @@ def open_output(target: Path, resume: bool, settings: Mapping[str, object]) -> I
 
 @contextlib.contextmanager
 def whole_lines_only(target: Path) -> Iterator[None]:
-    """Turn a full disk inside the context into a UserError, with a half-written last line cut off.
+    """Turn a full disk inside the context into a UserError, and cut off a half-written last line.
 
-    Other errors pass, such as a closed pipe of standard output.
+    Other errors, such as a closed pipe of standard output, pass.
     """
     try:
         yield

@@ -1,9 +1,9 @@
 """Text in, text out: how a model answers, for predict, evaluate and the samples of training.
 
-The path of a text, in `Predictor.arriving`: `Inputs.pieces` turns it into pieces, sequences of ids; `BatchedSearch`
-(batching.py) sorts them into batches, which `Inputs.arrays` makes and a compiled program answers; `begin_search`
-(generation.py) is that program, a search of the room decoding, or a head of one_pass.py. `Predictor.answers` turns the
-ids back into text.
+The path of a text, in `Predictor.arriving`: `Inputs.pieces` turns it into pieces, which are sequences of ids.
+`BatchedSearch` (batching.py) sorts them into batches; `Inputs.arrays` makes their arrays, and a compiled program
+answers them: a search from `decoding` (`begin_search` of generation.py), or a head of one_pass.py. `Predictor.answers`
+turns the ids back into text.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ class Predictor:
             run: a trained model.
             members: models of the same vocabulary that form an ensemble with it.
             mesh: its devices share the rows of a batch; None = everything is computed where the parameters are.
-            prepare: keep a copy of the parameters that answers are computed from faster.
+            prepare: keep a copy of the parameters from which answers are computed faster.
             base: the Predictor of the run that shares its parameters with `run`; they are copied once.
         """
         self._run = run
@@ -107,8 +107,8 @@ class Predictor:
     def with_adapter(self, workdir: str | os.PathLike[str]) -> "Predictor":
         """Return the Predictor of a run of adapters whose base is this run; the parameters of the base are shared.
 
-        It searches as this one does, with its interventions. Raises UserError for adapters of other parameters, and for
-        an ensemble.
+        It searches like this one, with the same interventions. Raises UserError for adapters of other parameters, and
+        for an ensemble.
         """
         from jformer.inference.restore import restore_adapter
 
@@ -127,7 +127,7 @@ class Predictor:
         return self._forced.clock.seconds + (self._search.clock.seconds if self._search else 0.0)
 
     def forget(self) -> None:
-        """Reset the counts and the statistics of output lengths; compiled programs are kept."""
+        """Reset the counts and the statistics of output lengths, but keep compiled programs."""
         self.counts.clear()
         if self._search:
             self._search.forget()
@@ -155,13 +155,13 @@ class Predictor:
         return [overlaid(self._base.prepared_params[0], self._prepare([self._own])[0])]
 
     def predict(self, texts: Iterable[str]) -> list[str]:
-        """Answer every text, in order: with its translation, label or tags, or the text with its masks filled.
+        """Answer every text, in order, with its translation, label or tags, or with its masks filled.
 
         A question comes with its context, a TAB between them; "" means that the context does not answer it. A run of
         mlm fills in masks, as its vocabulary spells them. An empty text stays empty, unless it is to be continued. An
         image is given by its path, as in data.image_files.
 
-        Raises UserError for a task that has no answers, and for anything but a list of texts; only those to be
+        Raises UserError for a task that has no answers, and for anything but a list of texts; only texts to be
         continued may have several lines.
         """
         if self.task.answer == VECTOR:
@@ -207,7 +207,7 @@ class Predictor:
         return [self._join([next(answers) for _ in group], group) for group in groups]
 
     def answers_to(self, pairs: Sequence[Pair]) -> list[str]:
-        """Return the answer to the source of every pair; of vectors, the target that is nearest to it by cosine."""
+        """Return the answer to the source of every pair; for vectors, the target nearest to it by cosine."""
         sources = [pair.source for pair in pairs]
         if self.task.answer != VECTOR:
             asked = [Request(pair.source, line=i, languages=pair.languages) for i, pair in enumerate(pairs)]
@@ -219,10 +219,10 @@ class Predictor:
         return [targets[int(np.argmax(second @ vector))] for vector in first]
 
     def embed(self, texts: Iterable[str]) -> Float[np.ndarray, "n d"]:
-        """Return the embedding of every text, in order: the vector that decode.pooling takes of its tokens.
+        """Return the embedding of every text, in order: its tokens pooled as decode.pooling says.
 
-        An encoder-decoder is read after its encoder. A text over the limit is cut and counted; an empty one has a
-        vector, too. No vector depends on the other texts, except for the rounding of products.
+        Of an encoder-decoder, the encoder's output is used. A text over the limit is cut and counted; an empty one has
+        a vector, too. Other texts affect a vector only through the rounding of products.
 
         Raises UserError for anything but a list of texts, a run of images, an ensemble, and NaN in a vector.
         """
@@ -231,8 +231,8 @@ class Predictor:
 
     @property
     def embedder(self) -> "Predictor":
-        """The Predictor of the same run whose answers are vectors; itself if they are, as decode.pooling asks for."""
-        self._embedder.params = self.params  # which may have been replaced since
+        """The Predictor of this run whose answers are vectors, as decode.pooling says; itself if they already are."""
+        self._embedder.params = self.params  # they may have been replaced since
         return self._embedder
 
     @functools.cached_property
@@ -249,9 +249,9 @@ class Predictor:
         return embedder
 
     def search_trees(self, requests: Iterable[Request | str]) -> list[list[SearchTree]]:
-        """Return the beam search for every request or text, in order: a tree for each piece, none for an empty one.
+        """Return the beam search for every request or text, in order: a tree for each piece, none for empty text.
 
-        The search is run again, by the same steps. Raises UserError as `generate` does, and for fewer than two beams.
+        The search is repeated in the same steps. Raises UserError as `generate` does, and for fewer than two beams.
         """
         refuse_without_beam(self.task.answer, self.config.decode)
         usage = "search_trees(['a text', jformer.Request('another', prefix='begins so')])"
@@ -263,8 +263,8 @@ class Predictor:
     def score(self, pairs: Iterable[tuple[str, str] | Pair]) -> list[Scored]:
         """Return the log-probability of every (source, target) pair's target given its source, in order.
 
-        A language model reads the target alone. A text over the limits of training is cut, counted and marked. A pair
-        may be a `Pair` with its languages.
+        A language model reads the target alone. A text over the training limits is cut, counted and marked. A pair may
+        be a `Pair` with its languages.
 
         Raises UserError for a task without targets, for anything but a list of pairs of texts, and for NaN scores.
         """
@@ -286,9 +286,9 @@ class Predictor:
         """Return the attention weights for every (source, target) pair, in order: all layers and heads of every part.
 
         A target of None is the run's own answer. A language model reads a target alone; without one, it continues the
-        source. A label is a target; an answer to a question is words of its context, and of several windows of it the
-        one with the answer is shown. A run of mlm or denoise reads a source alone, parts of which noise hides, the same
-        each time; its target is the text to restore.
+        source. A label is a target. The answer to a question is words of its context; of several windows, the one with
+        the answer is shown. A run of mlm or denoise reads a source alone, in which noise hides the same parts each
+        time; its target is the text to restore.
 
         Raises UserError for an ensemble, whose members attend separately, for anything but a list of pairs of texts,
         and for NaN scores.
@@ -307,8 +307,8 @@ class Predictor:
     def pair_of(self, line: str) -> tuple[str, str | None]:
         """Return the source and the target that a line has for `attend`, a TAB between them; a target may be left out.
 
-        For mlm and denoise the line is a text, for question answering the source has the first TAB, and of a classifier
-        the last part is a target only if it is a label. Sources of several texts have all TABs.
+        For mlm and denoise the line is a text. For question answering, the first TAB is part of the source. For a
+        classifier, the last part is a target only if it is a label. Sources of several texts have all TABs.
         """
         if self.task.restores:
             return line, None
@@ -322,9 +322,9 @@ class Predictor:
         return "\t".join(parts[:sources]), parts[sources] if len(parts) > sources else None
 
     def intervene(self, interventions: Mapping[str, Intervention]) -> "Predictor":
-        """Return a Predictor of the model with the named activations replaced by functions of them.
+        """Return a Predictor whose model has the named activations replaced by functions of them.
 
-        A function of (activation, layer) sees the rows of a batch, of a search each of its beams, and there only new
+        A function of (activation, layer) sees the rows of a batch; in a search, it sees each beam, and only new
         positions. Raises UserError for a name that no activation has, and for an ensemble.
         """
         self._refuse_ensemble("interventions are of one model")
@@ -367,7 +367,7 @@ class Predictor:
             return [HEADS[self.task.answer].read(each, self.tokenizers[1], piece) for piece, each in both]
         outputs = [self._candidates(piece, cast(NBest, each)) for piece, each in both]
         if options.search == "mbr" or options.rerank:
-            from jformer.inference.ranking import by_utility  # imports sacreBLEU, which other searches do without
+            from jformer.inference.ranking import by_utility  # imports sacreBLEU, which other searches do not need
 
             texts = [[self.tokenizers[1].decode(output.ids) for output in each] for each in outputs]
             outputs = by_utility(self.config, pieces, outputs, texts)
@@ -431,8 +431,8 @@ def stacked(vectors: Sequence[Any], size: int) -> Float[np.ndarray, "n d"]:
 def load(workdir: str | os.PathLike[str], overrides: "Config | None" = None, mesh: Mesh | None = None) -> Predictor:
     """Return the Predictor of a trained run; `overrides` replaces its saved config, to change decoding.
 
-    With decode.ensemble, the runs named there form an ensemble with this one, each with the weights that its own config
-    names. All compute in decode.dtype. The devices of the mesh share the rows of a batch: those that `overrides` lays
+    With decode.ensemble, the runs named there form an ensemble with this one, each with the weights named by its own
+    config. All compute in decode.dtype. The devices of the mesh share the rows of a batch: those that `overrides` lays
     out, or all devices. The run may have been trained on any number of devices.
 
     Raises UserError for an ensemble run of another task or vocabulary, and for one of a task without a search.
@@ -441,7 +441,7 @@ def load(workdir: str | os.PathLike[str], overrides: "Config | None" = None, mes
 
     mesh = mesh or decoding_mesh(overrides)
     run = restore_to_answer(workdir, overrides, mesh)
-    if run.config.decode.ensemble and run.task.answer in HEADS:  # of your own task, which a config does not know
+    if run.config.decode.ensemble and run.task.answer in HEADS:  # the config does not know this of your own task
         raise UserError(
             f"decode.ensemble is read by searches, but task={run.config.task!r} answers in one pass: leave it out"
         )

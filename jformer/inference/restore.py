@@ -41,7 +41,7 @@ class Trained:
     model: Model  # a Linen module
     params: PyTree  # its parameters
     steps: tuple[int, ...] = ()  # of the checkpoints that the parameters are from
-    digest: str = ""  # of these checkpoints, by which adapters identify their base
+    digest: str = ""  # of these checkpoints, which identifies the base of adapters
 
 
 def saved_config(
@@ -49,8 +49,8 @@ def saved_config(
 ) -> Config:
     """Return the config of a run with some options replaced: by dotted key, and those of decoding by name.
 
-    Outputs are not limited to text: they may have alignments, for example. Raises UserError for an option that does
-    not exist, cannot work, or cannot change after training.
+    Outputs need not be plain text: they may have alignments, for example. Raises UserError for an option that does not
+    exist, cannot work, or cannot change after training.
     """
     saved = load_config(run_path(workdir) / "config.json")
     keys = {"decode.outputs": "jsonl", **(options or {}), **{f"decode.{name}": value for name, value in decode.items()}}
@@ -82,7 +82,7 @@ def restore_to_answer(
 def restore_adapter(workdir: str | os.PathLike[str], base: Trained, mesh: Mesh) -> Trained:
     """Read a run of adapters that modify the parameters of `base`, which the two share.
 
-    It decodes as `base` does, with its interventions. Raises UserError for a run without adapters, and for one whose
+    It decodes like `base`, with the same interventions. Raises UserError for a run without adapters, and for one whose
     adapters modify other parameters.
     """
     path = run_path(workdir)
@@ -90,7 +90,7 @@ def restore_adapter(workdir: str | os.PathLike[str], base: Trained, mesh: Mesh) 
     if not own.model.lora.rank:
         raise UserError(f"{workdir}: holds no adapters (it was trained without model.lora.rank); load it on its own")
     config = dataclasses.replace(own, decode=base.config.decode)
-    if own.task == base.config.task and base.task.answer != VECTOR:  # what rerank and search=mbr read
+    if own.task == base.config.task and base.task.answer != VECTOR:  # rerank and search=mbr read these
         read = {key: getattr(base.config.evaluate, key) for key in ("command", "command_seconds", "tokenize")}
         config = dataclasses.replace(config, evaluate=dataclasses.replace(own.evaluate, **read))
     run = _restore(path, config, build_task(config), load_tokenizers(path / "tokenizer"), mesh, base)
@@ -136,7 +136,7 @@ def save_run(
 
 
 def _barely_read(model: ModelConfig) -> tuple[str, ...]:
-    """Return the poolings of a position whose recurrent state, at least in one direction, has read one token."""
+    """Return the poolings of a position where the recurrent state of some direction has read only one token."""
     if not model.recurrent.cell:
         return ()
     if model.recurrent.bidirectional:
@@ -145,7 +145,7 @@ def _barely_read(model: ModelConfig) -> tuple[str, ...]:
 
 
 def embedding_run(run: Trained) -> Trained:
-    """Return a run whose answers are vectors, which decode.pooling takes from the model of another one.
+    """Return a run whose answers are vectors: those that decode.pooling takes from the model of another run.
 
     Raises UserError for a run of images, and for a pooling that the model has no parameters for.
     """
@@ -160,7 +160,7 @@ def embedding_run(run: Trained) -> Trained:
     if pooling in _barely_read(model):
         raise UserError(f"decode.pooling={pooling!r} reads a recurrent state that has read one token: use 'mean'")
     data = dataclasses.replace(config.data, batching="buckets", overlong="cut", vocab_shared=True, source="files")
-    if run.task.answer != VECTOR:  # a text is as long as those that the run reads
+    if run.task.answer != VECTOR:  # texts may be as long as those that the run reads
         written = model.family == "decoder" or run.task.answer == ""
         longest = data.max_target_length if written else data.max_source_length
         data = dataclasses.replace(data, max_source_length=longest, max_target_length=longest)
@@ -216,7 +216,7 @@ def member_config(workdir: str | os.PathLike[str], config: Config, tokenizers: t
 
 
 def decoding_mesh(config: Config | None) -> Mesh:
-    """Return the mesh that a config asks for; without a config, one of all devices."""
+    """Return the mesh of a config; without a config, one of all devices."""
     return open_mesh(config) if config else make_mesh()
 
 

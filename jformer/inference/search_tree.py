@@ -1,6 +1,6 @@
 """Beam searches as trees: what every step kept, ended and dropped, read from a recorded search.
 
-Letters in shapes: t steps, n beams, k continuations of a beam that are considered; of one sentence, so without b.
+Letters in shapes: t steps, n beams, k continuations of a beam that are considered; no b, since it is one sentence.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def search_trees(
 ) -> list[SearchTree]:
     """Return the tree of every piece, in order; raise UserError for NaN scores.
 
-    Batches have as many rows as those of answers, so that their numbers are the same to the bit.
+    Batches have as many rows as those of answers, so that their numbers agree to the bit.
     """
     search, options, found = make_recorder(setup), inputs.options, dict[int, SearchTree]()
     names, eos = inputs.tokenizers[1].tokens, inputs.symbols.eos
@@ -136,7 +136,7 @@ def _add_step(nodes: list[_Node], beams: np.ndarray, step: Trace, eos: int) -> n
 
 
 def _rank(nodes: list[_Node], outputs: NBest) -> None:
-    """Number the nodes where outputs end, from 1; of groups with the same output, the first gets it."""
+    """Number the nodes where outputs end, from 1; if several groups have the same output, the first gets the number."""
     ends: dict[tuple[int, ...], list[int]] = {}
     for i, node in enumerate(nodes):
         if node.state in ("ended", "cut"):

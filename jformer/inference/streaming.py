@@ -37,7 +37,7 @@ class StreamUpdate(NamedTuple):
 
     request: int
     text: str  # the beginning of its best output
-    outputs: list[Output] | None = None  # once it is answered
+    outputs: list[Output] | None = None  # once it is complete
 
 
 def refuse_streaming(answer: str, options: DecodeConfig) -> None:
@@ -86,9 +86,9 @@ class Streaming:
     def __init__(self, predictor: Predictor, programs: Programs, groups: Sequence[Sequence[Piece]]) -> None:
         """Start, with the programs of `make_stream`; the pieces of all requests are the rows of one batch."""
         self._predictor, (begin, self._advance), self._groups = predictor, programs, groups
-        self._owners = [i for i, group in enumerate(groups) for _ in group]  # of every row that is a piece
+        self._owners = [i for i, group in enumerate(groups) for _ in group]  # the request of every row that is a piece
         self._open = set(range(len(groups)))
-        self._texts = [""] * len(groups)  # that were sent
+        self._texts = [""] * len(groups)  # sent so far
         self._stable: list[Sequence[int]] = [()] * len(self._owners)
         self._found: dict[int, NBest] = {}  # by row
         pieces = [piece for group in groups for piece in group]
@@ -112,7 +112,7 @@ class Streaming:
             self._cancelled[row] |= owner == request
 
     def advance(self) -> list[StreamUpdate]:
-        """Write some more tokens; return the updates. Raises UserError for NaN scores."""
+        """Generate some more tokens; return the updates. Raises UserError for NaN scores."""
         if self._owners and self.running:
             arguments = self._predictor.prepared_params, self._batch, self._room, self._state, self._cancelled
             self._state, *found = self._advance(*arguments)

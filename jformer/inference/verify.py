@@ -38,7 +38,7 @@ from jformer.parallel.mesh import make_mesh
 
 SENTENCES, BEAMS = 16, 4
 FEW, PADDING = 3, 8  # inputs of a smaller batch, and its additional positions
-OPTIONS = ("length_penalty", "length_offset", "dtype", "source_language", "target_language")  # of decoding, given
+OPTIONS = ("length_penalty", "length_offset", "dtype", "source_language", "target_language")  # of decoding, as given
 READ = {*Batch.__annotations__} - {"target_out", "weights", "row"}  # arrays that a model reads
 TOLERANCE = {"float32": 2e-4, "bfloat16": 0.2}  # of a log-probability or a logit, by the arithmetic of products
 
@@ -91,7 +91,7 @@ class Subject:
             return [Piece(ids, i) for i, ids in enumerate(self._random())], f"random tokens, for {error}"
 
     def _random(self) -> list[list[int]]:
-        """Return random sources, or texts to continue: tokens, or the pixels of images."""
+        """Return random sources, or texts to continue, as tokens or as pixels of images."""
         rng = np.random.default_rng(0)
         source = self.tokenizers[0]
         if isinstance(source, ImageTokenizer):
@@ -102,7 +102,7 @@ class Subject:
         return [[*ids, *end] for ids in texts]
 
     def batch(self) -> tuple[dict[str, np.ndarray], list[int]]:
-        """Return the arrays that the model reads of each input, and where what it writes begins.
+        """Return the arrays that the model reads for each input, and where its output begins.
 
         A search's greedy outputs are its targets. Where parts of a text are restored, noise hides some of the inputs.
         """
@@ -122,7 +122,7 @@ class Subject:
     def predicted(self, batch: dict[str, np.ndarray]) -> Bool[np.ndarray, "b t"]:
         """Return the positions that are not padding, of the logits of a batch."""
         if self.model.config.pooled:
-            texts = TEXTS if self.model.config.head.vectors else 1  # of a row, the first of which is there
+            texts = TEXTS if self.model.config.head.vectors else 1  # in a row, of which only the first is present
             return np.arange(texts) < np.ones((len(self.pieces), 1))
         return batch["source_segments" if self.model.config.family == "encoder" else "target_segments"] > 0
 
@@ -268,7 +268,7 @@ def rows_alone_and_together(subject: Subject) -> float:
 
 
 def packed_and_unpacked(subject: Subject) -> float:
-    """Compare the logits of inputs that share a row, two by two, with those of inputs with rows of their own."""
+    """Compare the logits of inputs that share a row in pairs with those of inputs in rows of their own."""
     batch, _ = subject.batch()
     single, shared = subject.logits(batch)[subject.predicted(batch)], pack_rows(batch)
     config = subject.model.config  # a model may take rows for one text
@@ -278,7 +278,7 @@ def packed_and_unpacked(subject: Subject) -> float:
 
 
 def pack_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of a batch, each second row behind the first one as another segment of it."""
+    """Return the arrays of a batch with every second row appended to the one before as another segment."""
     packed = {}
     for name, array in batch.items():
         segments = f"{name.partition('_')[0]}_segments"
@@ -310,7 +310,7 @@ def _one_pass(subject: Subject) -> bool:
 
 
 def _packs(subject: Subject) -> bool:
-    """Whether texts may share a row: a state would run through them, an image or a pooled text has its own."""
+    """Whether texts may share a row: not if a state would run through them, nor for images and pooled texts."""
     config = subject.model.config
     return not (config.pooled or config.reads_images or config.recurrent.cell)
 

@@ -2,7 +2,7 @@
 
 The protocol of every model: `hidden(batch, train)` → [b t d], `logits(hidden)` → [b t v] (of a CRF [b t v+1 v+1]),
 `__call__` is their composition. Models that generate also have `encode(batch)` → memory, `start(memory, batch_size,
-length)` → cache and `extend(cache, tokens, valid)` → (hidden, cache). The modules are imported on first use, so that
+length)` → cache and `extend(cache, tokens, valid)` → (hidden, cache). Modules are imported on first use, so that
 reading a config needs no jax.
 """
 
@@ -87,7 +87,7 @@ def param_shapes(model: Model) -> "jaxtyping.PyTree":
 def _draw() -> "Callable[[Model, jaxtyping.Array], jaxtyping.PyTree]":
     """Return (model, key) → parameters as one program, traced only once for equal models.
 
-    Tracing takes a fifth of a second; a run asks for shapes, for their shardings and for values.
+    Tracing takes a fifth of a second, and a run needs shapes, their shardings and values.
     """
     import jax
 

@@ -11,9 +11,9 @@ from jformer.models.model_config import ModelConfig
 class Batch(TypedDict, total=False):
     """The arrays of a batch. A family reads its own side: encoders the source, decoders the target, others both.
 
-    For an image, `image` replaces the source's arrays.
+    For images, `image` replaces the arrays of the source.
 
-    Segment 0 is padding; texts that share a row have segments 1, 2, … on both sides, which recurrent models read as one
+    Segment 0 is padding; texts that share a row have segments 1, 2, … on both sides. Recurrent models read them as one
     text.
     """
 

@@ -1,4 +1,4 @@
-"""The decode cache as a value: keys and values of all tokens so far, and which of them each row may attend to.
+"""The decode cache as a value: the keys and values of all tokens so far, and which of them each row may attend to.
 
 Axes: b rows, m sentences, n = b / m beams of each, t new tokens of a row, e entries of a sentence, s source positions,
 g heads of keys and values, k size of a key, u size of a value, d d_model.
@@ -23,12 +23,12 @@ from jformer.models.model_config import ModelConfig
 class KeyValue(TypedDict):
     """Keys and values: of s positions k [b s g k] and v [b s g u], of the entries of a cache [m g k e] and [m g e u].
 
-    In a cache, keys have their features before their entries, as scores are read from them. Rotary keys are rotated.
+    In a cache, keys have features before entries, in the order that scores need. Rotary keys are rotated.
     """
 
     k: Array
     v: Array
-    q: NotRequired[Array]  # [b s h k], the queries of the same positions, where one product gives all three
+    q: NotRequired[Array]  # [b s h k], queries of the same positions, if one product gives all three
 
 
 class Memory(TypedDict, total=False):
@@ -57,7 +57,7 @@ class BeamState(TypedDict):
     """State that follows a beam when beams are reordered."""
 
     visible: Bool[Array, "b e"]  # the entries of its history
-    prefix: NotRequired[Int[Array, " b"]]  # tokens that the whole text sees; set before they arrive
+    prefix: NotRequired[Int[Array, " b"]]  # tokens visible to the whole text; set before they arrive
     coverage: NotRequired[Float[Array, "b s"]]  # the attention that each source position received so far, if needed
 
 
@@ -112,8 +112,8 @@ def empty_cache(
 def advance(cache: Cache, valid: Bool[Array, "b t"], rule: Rule) -> tuple[NewTokens, Cache]:
     """Return where the next tokens go, and the cache that includes them except for their keys and values.
 
-    Each row advances by the count of its valid tokens; every token takes an entry, valid or not. It sees the
-    entries of its row's history and of the new valid tokens, as far as the rule allows.
+    Each row advances by the count of its valid tokens; every token takes an entry, valid or not. It sees the entries of
+    its row's history and of the new valid tokens that the rule allows.
     """
     b, t = valid.shape
     entries = cache["entries"]

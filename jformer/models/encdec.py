@@ -38,7 +38,7 @@ class SequenceToSequence(Network):
 
     @property
     def reads_source_table(self) -> bool:
-        """Whether source and target tokens have one table; an image as the source has none."""
+        """Whether source and target tokens share one table; an image as the source has none."""
         return self.config.shared_embedding and not self.config.vision.source
 
     @property
@@ -83,7 +83,7 @@ class EncoderDecoder(SequenceToSequence):
         dropout_key = self.dropout_key(batch, train)
         if self.config.vision.source:
             x = self.patches(to_patches(batch["image"], self.config))
-            segments = jnp.ones(x.shape[:2], jnp.int32)  # images have no padding and are never packed
+            segments = jnp.ones(x.shape[:2], jnp.int32)  # images are neither padded nor packed
             positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
         else:
             x = self.source_embedding(batch["source"])

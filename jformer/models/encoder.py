@@ -31,7 +31,7 @@ class SourceModel(Network):
         if c.head.num_classes:
             self.pooler = Pooler(c)
             self.classifier = class_head(c)
-            if c.head.crf:  # scores of a class (column) after another (row); the last ones are outside of a sentence
+            if c.head.crf:  # scores of a class (column) after another (row); the last of both is outside a sentence
                 self.transitions = self.param("transitions", nn.initializers.zeros, (c.head.num_classes + 1,) * 2)
         else:
             self.head = TokenHead(c, c.vocab_size)

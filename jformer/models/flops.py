@@ -1,4 +1,4 @@
-"""FLOPs of matrix products, by part: of one text, of a batch without its padding, and of a batch as it is computed.
+"""FLOPs of matrix products, by part: of one text, of a batch without padding, and of a batch as computed.
 
 The cost of a forward pass is a polynomial in the lengths of a text: linear terms, and attention over all pairs of its
 positions. So a few sums over the texts of a batch give its FLOPs exactly, however its rows are padded or packed.
@@ -25,11 +25,11 @@ KNOWN = (  # options that the counts depend on, or that change no product
     *("dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "output_dropout"),
     *("shared_embedding", "tied_output", "init", "parametrization", "dtype", "precision"),
     *("relative", "vision", "head", "recurrent", "mup", "execution"),
-    "lora",  # whose products are small
-    "window",  # pairs that it hides are computed
+    "lora",  # its products are small
+    "window",  # the pairs that it hides are computed too
     *("attention", "feed_forward"),  # user-defined layers count as those that they replace
 )
-PLACES = {  # of parameters along the forward pass: a pattern of their names → the place, and the part of its products
+PLACES = {  # pattern of parameter names → place in the forward pass, and the part its products count for
     r"^(source_)?(embedding|input)/|^class_token|^distances": (0, ""),
     r"^patches/": (1, "patches"),
     r"^encoder/": (2, "encoder"),
@@ -93,7 +93,7 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
     """Return the FLOPs of the matrix products of a forward pass, by part; multiply and add are two.
 
     A family reads its own side of the work, and models of images the number of images. Attention is counted over all
-    pairs of positions of a text, as it is computed, not only over those that a mask leaves.
+    pairs of positions of a text, as computed, not only those that a mask leaves.
 
     Raises UserError for an option that the count does not support.
     """
@@ -106,7 +106,7 @@ def forward_flops(model: ModelConfig, work: Work) -> dict[str, int]:
         layers, patches = model.decoder_layers, {}
         if model.vision.source:
             patches = _patches(model, work.texts)
-            p = model.num_patches  # what the encoder reads of each image, and the decoder attends to
+            p = model.num_patches  # what the encoder reads from each image, and the decoder attends to
             work = work._replace(source=work.texts * p, source_pairs=work.texts * p**2, cross_pairs=work.target * p)
         return {
             **patches,
@@ -170,15 +170,15 @@ def frozen_parts(model: ModelConfig, sizes: Mapping[str, int], frozen: Collectio
 def update_flops(model: ModelConfig, work: Work, frozen: Mapping[str, Frozen] | None = None) -> int:
     """Return the FLOPs of a forward and a backward pass; `frozen` is from `frozen_parts`; None = all is trained.
 
-    A product has two gradients of the same cost, that of patches only one, as images need none; recomputation by remat
-    is not counted.
+    A product has two gradients of the same cost; that of patches has only one, since images need none. Recomputation by
+    remat is not counted.
     """
     frozen = frozen or {}
     forward = forward_flops(model, work)
     if "" in frozen:
         forward = {"": sum(forward.values())}
     alone = work._replace(source_pairs=0, target_pairs=0, cross_pairs=0)
-    kernels = forward_flops(model, alone) if frozen else {}  # products with kernels, without those of attention
+    kernels = forward_flops(model, alone) if frozen else {}  # products with kernels, excluding those of attention
     kernels = {"": sum(kernels.values())} if "" in frozen else kernels
     total = 3 * sum(forward.values()) - forward.get("patches", 0)
     for part in frozen.keys() & forward.keys():
@@ -203,7 +203,7 @@ def _patches(model: ModelConfig, images: int) -> dict[str, int]:
 def _block(model: ModelConfig, tokens: int, pairs: int) -> int:
     """Count self-attention and feed-forward of one layer."""
     matrices = 3 if model.activation in GATES else 2
-    # Twice as many distances as positions; their projection, once a batch, is not counted for any text.
+    # Twice as many distances as positions; their projection, once a batch, is not counted.
     distances = 2 * 2 * pairs * model.num_heads * model.key_size if model.positions == "transformer_xl" else 0
     feed_forward = 2 * tokens * matrices * model.d_model * model.d_ff
     return _attention(model, tokens, tokens, pairs) + distances + feed_forward

@@ -25,7 +25,7 @@ class HeadConfig:
     num_segments: int = 0  # rows of the table of segments, first or second text; 0 = no table (Devlin et al. 2019)
 
     def check(self, family: str) -> None:
-        """Raise UserError for the first option that no head can be built from, or that none would read."""
+        """Raise UserError for the first option that no head supports, or that none would read."""
         check_choices("model.head", self, CHOICES)
         check_least("model.head", self, ("num_classes", "num_segments"), 0)
         pooling = self.pooling if self.vectors else HeadConfig.pooling

@@ -8,7 +8,7 @@ A name is the path of the module that computes an activation, as in the names of
     PATH/weights  [b h t s] of an attention, with PATH/mask: read-only, as some kernels never make them
     logits        [b t v]
 
-Activations inside a stack have a leading axis of layers, like its parameters. `*` in a name stands for any part of it.
+Activations inside a stack have a leading layer axis, like its parameters. `*` in a name stands for any part of it.
 
 Letters: b rows, t query positions, s key positions, h heads, u size of a value, f features, d d_model, v vocabulary.
 """
@@ -34,13 +34,13 @@ Intervention = Callable[[Array, Array | int], Array]
 """(an activation, the number of its layer from 0) → its replacement. Outside of stacks the layer is 0."""
 
 METHODS = ("__call__", "extend", "attend_cached")  # methods that return an activation, alone or first
-CACHED = ("extend", "memory_kv")  # in which a stack runs its blocks one by one, each as a model of its own
+CACHED = ("extend", "memory_kv")  # methods in which a stack runs its blocks one by one, each as a model of its own
 READ = {"o": "heads", "down": "units"}  # projection → the name of what it reads
 
 
 @dataclasses.dataclass(frozen=True)
 class Intervened(Wrapped):
-    """A model some of whose activations are replaced by functions of them, in whole passes and with a cache."""
+    """A model with some activations replaced by functions of them, in whole passes and with a cache."""
 
     interventions: tuple[tuple[str, Intervention], ...]
 
@@ -65,7 +65,7 @@ def intervene(model: Model, interventions: Mapping[str, Intervention]) -> Interv
 
     Interventions that the model already has come before the new ones.
 
-    Raises UserError for a name that matches no activation, and for `at_layer` with a layer that has none of the name.
+    Raises UserError for a name that matches no activation, and for `at_layer` with a layer that has none of that name.
     """
     if before := interventions_of(model):
         model = cast(Intervened, model).base
@@ -83,7 +83,7 @@ def interventions_of(model: Model) -> tuple[tuple[str, Intervention], ...]:
 
 
 def intervened_as(other: Model, model: Model) -> Model:
-    """Return a model with the interventions that another one has, but for those in parts that it lacks itself.
+    """Return a model with the interventions of another one, except those in parts that it lacks.
 
     Raises UserError for one in a pooler, whose activations have other names in a model of vectors.
     """
@@ -110,7 +110,7 @@ class _AtLayer:
 
 
 def _depth(model: Model, pattern: str) -> int:
-    """Return the number of layers that have an activation of a name; 0 if nothing is named so."""
+    """Return the number of layers that have an activation of a name; 0 if nothing has it."""
 
     def layers(name: str) -> int:
         if STACKED not in name.split("/"):
@@ -130,7 +130,7 @@ def activations(model: Model, params: PyTree, batch: Batch, names: str | Sequenc
     replaced = cast(Intervened, model) if interventions_of(model) else Intervened(model, ())
 
     def visit(name: str, value: Array, layer: Array | int, module: nn.Module) -> Array:
-        # One visitor for both: of two, the outer one would see what a projection reads before the inner one.
+        # One visitor for both: with two, the outer one would see a projection's input before the inner one.
         return _recorded(name, replaced.replace(name, value, layer, module), layer, module)
 
     with nn.intercept_methods(_Visitor(visit)):
@@ -178,7 +178,7 @@ class _Visitor:
         return (value, *others) if isinstance(y, tuple) else value
 
     def _read(self, path: tuple[str, ...], x: Array, parent: Any) -> Array:
-        """Visit the input of a projection, for attention head by head."""
+        """Visit the input of a projection; for attention, head by head."""
         name = READ[path[-1]]
         shape = (*x.shape[:-1], parent.config.num_heads, -1) if name == "heads" else x.shape
         return self.visit("/".join((*path[:-1], name)), x.reshape(shape), self.layer, parent).reshape(x.shape)

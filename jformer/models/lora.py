@@ -62,7 +62,7 @@ class Adapted(Wrapped):
             layer = given[1] if module.name == STACKED else layer
             y, layer = call(*given, **named), outer
             if module.has_variable("params", "embedding"):
-                return y.astype(jnp.float32)  # rows of a rounded table are scaled in float32 as others are
+                return y.astype(jnp.float32)  # rows of a rounded table are scaled in float32, like others
             if not module.has_variable("params", FACTORS[0]):
                 return y
             a, b = (module.get_variable("params", factor)["kernel"] for factor in FACTORS)

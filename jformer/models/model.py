@@ -29,7 +29,7 @@ class Model(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Wrapped:
-    """A model that changes what another one computes, or adds to its parameters; whatever it leaves is the base's."""
+    """A model that changes what another one computes, or adds to its parameters; the rest is the base's."""
 
     base: Model
 

@@ -65,7 +65,7 @@ class ModelConfig:
     num_layers: int = 6  # N (section 3.1); of the encoder where there are two stacks
     num_decoder_layers: int = 0  # encdec: N of the decoder (section 3.1); 0 = num_layers
     shared_layers: bool = False  # one layer of a stack is used N times (Universal: Dehghani et al. 2019; ALBERT)
-    d_model: int = 512  # features of a position, in and out of every sublayer (section 3.1); wider takes more of all
+    d_model: int = 512  # features of a position, in and out of every sublayer (section 3.1); wider costs more
     d_ff: int = 2048  # features between the two projections of the feed-forward (section 3.3): the paper's 4 d_model
     num_heads: int = 8  # attentions side by side, each of d_model / num_heads features (section 3.2.2)
     num_kv_heads: int = 0  # of keys and values, each for a group of query heads (Ainslie et al. 2023); 0 = num_heads
@@ -128,17 +128,17 @@ class ModelConfig:
 
     @property
     def scale_width(self) -> int:
-        """The d_model that scales of embeddings follow: with mup the base's."""
+        """The d_model that embedding scales follow: with mup the base's."""
         return self.mup.base_width if self.parametrization == "mup" else self.d_model
 
     @property
     def mup_width_ratio(self) -> float:
-        """How many times as wide as the base of mup the model is; 1 with the standard parametrization."""
+        """The width relative to mup's base model; 1 with the standard parametrization."""
         return self.d_model / self.scale_width
 
     @property
     def query_scale(self) -> float:
-        """The factor of q·k: 1/sqrt(k), and with mup 1/k, made equal at the base's size of a head."""
+        """The factor of q·k: 1/sqrt(k), or with mup 1/k, scaled so that both agree at the base's head size."""
         if self.attention_scale != "sqrt":
             return 1.0
         heads = self.mup.base_heads or self.num_heads
@@ -213,7 +213,7 @@ class ModelConfig:
     def with_classes(self, count: int, each: bool = False) -> "ModelConfig":
         """Return the config of a classifier of texts or, with `each`, of every position without pooling.
 
-        Raises UserError where it was set to another number of classes.
+        Raises UserError if it was set to another number of classes.
         """
         if self.head.num_classes not in (0, count):
             raise UserError(

@@ -15,7 +15,7 @@ class MupConfig:
     """
 
     base_width: int = 128  # d_model of the base
-    base_heads: int = 0  # num_heads of the base; 0 = as many as this model has, which are wider then
+    base_heads: int = 0  # num_heads of the base; 0 = as many as this model, whose heads are then wider
 
     def check(self, model: Any) -> None:
         """Raise UserError for the first option that is not defined here, or that a base model could not have."""

@@ -16,7 +16,7 @@ def count_params(params: PyTree) -> int:
 
 
 def split(params: PyTree, marks: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the parameters that are not marked in a tree of booleans, and those that are, with None for the others.
+    """Return the parameters not marked in a tree of booleans, and those marked, each with None for the others.
 
     Without marks, the first tree is `params` and the second None.
     """
@@ -44,7 +44,7 @@ def join(first: PyTree, second: PyTree) -> PyTree:
 
 
 def overlaid(tree: PyTree, own: PyTree) -> PyTree:
-    """Return a tree with the leaves of another added, which replace its own of the same names."""
+    """Return a tree with the leaves of another added; these replace leaves of the same names."""
     return unflatten_dict({**flatten_dict(tree), **flatten_dict(own)}) if isinstance(tree, Mapping) else own
 
 

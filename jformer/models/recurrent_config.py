@@ -10,7 +10,7 @@ CHOICES = {
     "attention": ("none", "additive", "dot", "general", "concat"),
     "bridge": ("zeros", "copy", "dense"),
 }
-READ = (  # options of a model that recurrent ones read, or that are checked or do not matter where others are read
+READ = (  # model options that recurrent models read, or that are checked or do not matter elsewhere
     *("family", "vocab_size", "target_vocab_size", "num_layers", "num_decoder_layers", "d_model", "dropout"),
     *("shared_embedding", "tied_output", "dtype", "precision", "head", "recurrent", "execution"),
     *("max_length", "relative", "vision", "parametrization", "mup"),
@@ -24,7 +24,7 @@ class RecurrentConfig:
     cell: str = ""  # rnn | lstm | gru; "" = Transformer blocks, and nothing else here is read
     bidirectional: bool = False  # the encoder reads from both ends (Schuster and Paliwal 1997)
     attention: str = "none"  # encdec: none | additive (Bahdanau) | dot | general | concat (Luong): see alignment
-    input_feeding: bool = False  # a step reads the output of the one before it (Luong et al. 2015, section 3.3)
+    input_feeding: bool = False  # a step reads the output of the previous one (Luong et al. 2015, section 3.3)
     reverse_source: bool = False  # the encoder reads the source from its end (Sutskever et al. 2014, section 3.3)
     bridge: str = "zeros"  # the decoder's initial state: zeros | copy: the encoder's last | dense: tanh of a projection
     embedding_size: int = 0  # features of an embedded token; 0 = d_model

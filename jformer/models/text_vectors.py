@@ -21,13 +21,13 @@ TEXTS = 2
 
 @dataclasses.dataclass(frozen=True)
 class TextVectors(Wrapped):
-    """A model without its head: `hidden` is the vector of each text, and `logits` leaves it as it is.
+    """A model without its head: `hidden` is the vector of each text, and `logits` returns it unchanged.
 
-    An encoder-decoder is read after its encoder, a decoder after its last layer.
+    For an encoder-decoder, the encoder's output is pooled; for a decoder, that of its last layer.
     """
 
     def init(self, rngs: Array, *args: PyTree) -> PyTree:
-        """Return the parameters that vectors depend on: none of a head, or of the decoder behind an encoder."""
+        """Return the parameters that vectors depend on: no head, and no decoder after an encoder."""
         base: Any = self.base
         found, variables = base.init_with_output(rngs, *args, method=self._method)
         params, (states, segments) = variables["params"], self._states(args[0], found)
@@ -46,7 +46,7 @@ class TextVectors(Wrapped):
 
         Args:
             variables: the parameters.
-            method: hidden, logits, or both after each other, in float32.
+            method: hidden, logits, or one after the other, in float32.
             mutable: collections to return beside the vectors, as Linen does.
         """
         if method == "logits":

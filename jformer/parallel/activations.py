@@ -1,7 +1,7 @@
 """Shardings of the arrays inside a model over the mesh of a program; without a mesh, nothing is sharded.
 
-A model needs these constraints because the compiler alone would move activations rather than parameters. `mesh` makes
-the mesh; `sharding` places parameters and batches.
+A model needs these constraints because the compiler by itself would move activations rather than parameters. `mesh`
+makes the mesh; `sharding` places parameters and batches.
 
 Letters in shapes: b rows, d inputs and f outputs of a kernel, v vocabulary, t positions of a row and p those of a
 device, h heads and e those of a device, k size of a head, · any further axes.
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jformer.parallel.mesh import DATA, FSDP, SEQUENCE, TENSOR
 
-# How a kernel [d f] is split over `tensor`, in the words of Shoeybi et al. 2019: by its outputs f, or by its inputs d.
+# How a kernel [d f] is split over `tensor`, in the terms of Shoeybi et al. 2019: by its outputs f, or by its inputs d.
 COLUMN, ROW = "column", "row"
 
 
@@ -91,7 +91,7 @@ def over_rows_and_heads(function: Callable[..., Array], *arrays: tuple[str, Arra
 
 
 def kernel_axes(split: str | None) -> tuple[str | None, str | None]:
-    """Return the mesh axes of a stored kernel [d f]: `split` over `tensor`, and the other axis over `fsdp`."""
+    """Return the mesh axes of a stored kernel [d f]: the axis `split` over `tensor`, the other one over `fsdp`."""
     return {COLUMN: (FSDP, TENSOR), ROW: (TENSOR, FSDP)}.get(split or "", (None, None))
 
 
@@ -130,7 +130,7 @@ def own_heads(heads: int, groups: int) -> slice | Int[Array, " e"]:
 
 
 def positions_to_heads(x: Float[Array, "b p h k"], groups: int) -> Float[Array, "b t e k"]:
-    """Give each device of `sequence` whole rows of some heads, in place of some positions of all heads.
+    """Give each device of `sequence` whole rows of some heads, instead of some positions of all heads.
 
     This is the all-to-all of Jacobs et al. 2023 (DeepSpeed-Ulysses, section 3.1). Heads stay in `groups` that attend to
     the same keys; groups of zeros pad them to a multiple of the devices. If `tensor` splits the heads, each device

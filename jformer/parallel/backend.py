@@ -28,7 +28,7 @@ _CHOSEN: ContextVar[Target | None] = ContextVar("target", default=None)
 
 
 def target_of(device: jax.Device) -> Target:
-    """Return the target that a device is, which may come from a topology."""
+    """Return the target of a device, which may come from a topology."""
     return Target(device.platform, device.device_kind, str(getattr(device, "compute_capability", "")))
 
 

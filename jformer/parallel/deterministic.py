@@ -6,7 +6,7 @@ import re
 from jformer.errors import UserError
 
 OPTION = "xla_gpu_deterministic_ops"  # slower; XLA raises for operations without a deterministic form
-ON = ("", "=true", "=1")  # what follows an option of XLA_FLAGS that is on
+ON = ("", "=true", "=1")  # endings of an option in XLA_FLAGS that is on
 
 
 def choose_deterministic() -> None:
@@ -23,7 +23,7 @@ def choose_deterministic() -> None:
 
 
 def asks_deterministic() -> bool:
-    """Return whether XLA_FLAGS ask for deterministic operations: `choose_deterministic` did, or the user."""
+    """Return whether XLA_FLAGS ask for deterministic operations, set by `choose_deterministic` or the user."""
     flags = os.environ.get("XLA_FLAGS", "")
     found = re.findall(rf"--(?:{OPTION}|xla_gpu_exclude_nondeterministic_ops)(=\S*)?", flags)
     return bool(found) and found[-1].lower() in ON

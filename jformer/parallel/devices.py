@@ -36,8 +36,8 @@ PEAKS = {
     "TPU v6 lite": 918.0,
     "TPU7x": 1_153.5,
 }
-# What XLA multiplies float32 arrays in, by the names of jax.lax.Precision: TF32 rounds them to 10 bits of mantissa;
-# passes of bfloat16 keep 8 bits each (Henry et al. 2019), and six make a float32.
+# How XLA multiplies float32 arrays, by the names of jax.lax.Precision: TF32 rounds them to 10 bits of mantissa; passes
+# of bfloat16 keep 8 bits each (Henry et al. 2019), and six make a float32.
 ARITHMETIC = {
     "gpu": {"default": "tf32", "high": "tf32", "highest": "float32"},
     "tpu": {"default": "bfloat16", "high": "bfloat16 x 3", "highest": "float32"},
@@ -78,7 +78,7 @@ def products_line(dtype: str, target: Target, precision: str) -> str:
 
 
 def known_peak(kind: str, dtype: str) -> float | None:
-    """Return the FLOPs a second of a kind of device by its data sheet, or None if there is none, as of a MIG slice."""
+    """Return the FLOPs a second of a kind of device by its data sheet, or None if there is none, as for a MIG slice."""
     if " MIG " in kind:  # a part of the GPU that the kind begins with
         return None
     names = [name for name in PEAKS if kind == name or kind.startswith((f"{name} ", f"{name}-"))]
@@ -112,7 +112,7 @@ def quicker_dtype(device: jax.Device) -> tuple[str, str]:
 
     It is bfloat16 if the device multiplies much faster in it than in float32, by data sheet or measured here.
 
-    A CPU does with instructions for it (AMX, AVX-512 BF16) and a JAX that uses them.
+    CPUs do if they have instructions for it (AMX, AVX-512 BF16) and JAX uses them.
     """
     if known_peak(device.device_kind, "bfloat16"):
         return "bfloat16", f"data sheet of {device.device_kind}"

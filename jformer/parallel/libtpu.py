@@ -8,7 +8,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 GOOGLE = "0x1ae0"  # PCI vendor of TPUs, which JAX also looks for
 NO_TPUS = ("0x001f", "0x0042")  # of the same vendor: disks and network cards of virtual machines
-SETTINGS = {  # with these it does not query a metadata server, which is not there
+SETTINGS = {  # with these it does not query a metadata server, of which there is none
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may be compiling with it
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # does not affect the slices that programs are compiled for
     "TPU_SKIP_MDS_QUERY": "1",
@@ -19,13 +19,13 @@ SETTINGS = {  # with these it does not query a metadata server, which is not the
 def silence_libtpu() -> None:
     """Keep libtpu and JAX's CUDA plugin from printing a page of errors when JAX looks for a device that is not there.
 
-    Call this before JAX initializes its devices. Changes no variable that is already set, and none of libtpu's if there
+    Call this before JAX initializes its devices. Variables that are already set do not change, nor do libtpu's if there
     is a TPU or JAX_PLATFORMS is set.
     """
     if find_spec("libtpu") and "JAX_PLATFORMS" not in os.environ and not has_tpu():
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-    if not NVIDIA_DRIVER.exists():  # the plugin may be installed to compile, without the libraries that it would check
+    if not NVIDIA_DRIVER.exists():  # the plugin may be installed just to compile, without libraries that it checks
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 

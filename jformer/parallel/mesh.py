@@ -20,8 +20,8 @@ def make_mesh(
 ) -> Mesh:
     """Arrange the devices on four axes, of which one may be -1 to take all remaining devices.
 
-    Neighbours on the mesh are neighbours on the network: several slices (see `slices_of`) split `data`, or where
-    that is too small `fsdp`, then `sequence`, and `tensor` last, as in the hybrid meshes of MaxText and Levanter.
+    Neighbours on the mesh are neighbours on the network: several slices (see `slices_of`) split `data`, or if that is
+    too small `fsdp`, then `sequence`, and `tensor` last, as in the hybrid meshes of MaxText and Levanter.
 
     Args:
         data, fsdp, tensor, sequence: the sizes of the axes, see `MeshConfig`.
@@ -78,8 +78,8 @@ def slices_of(devices: Iterable[jax.Device]) -> list[int]:
 def _slice_attribute(device: jax.Device) -> str:
     """Return the name of the attribute in which JAX numbers a device's slice.
 
-    It is `slice_index`, but JAX gives the same one to all GPUs that a program is only compiled for. There each machine
-    has its own process index, while the compiling run has a single process.
+    It is `slice_index`, but JAX gives the same one to all GPUs for which a program is only compiled. There, each
+    machine has its own process index, while the compiling run has a single process.
     """
     return "process_index" if device.platform == "gpu" and jax.process_count() == 1 else "slice_index"
 

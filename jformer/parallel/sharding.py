@@ -26,11 +26,11 @@ EVERY_ROW = PartitionSpec((DATA, FSDP))
 
 # A regular expression over a parameter's path → the mesh axes that its last axes are split over; the axis of layers, in
 # front of them, is never split. The first row that matches counts. Parameters that match none are replicated: they are
-# small, as norms and recurrent models are, or user-defined. A kernel [inputs outputs] is split over `tensor` as
+# small, as in norms and recurrent models, or user-defined. A kernel [inputs outputs] is split over `tensor` as
 # matmul.py multiplies by it, so that a block needs one sum over devices for attention and one for the feed-forward
 # (Shoeybi et al. 2019, section 3): q, k, v and up by their outputs, o and down by their inputs.
 PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"^adapter/", ()),  # small: replicated, whatever its paths end in
+    (r"^adapter/", ()),  # small: replicated, whatever the ends of its paths
     (r"/(q|k|v|distance|gate|up)/kernel$", (FSDP, TENSOR)),
     (r"/(q|k|v|gate|up)/bias$", (TENSOR,)),
     (r"/distance/(content|distance)_bias$", (TENSOR,)),
@@ -70,7 +70,7 @@ def parameter_specs(params: PyTree) -> PyTree:
     """Return the PartitionSpec of each parameter (or its shape), which its gradient and moments share.
 
     A parameter whose name matches no row of the table, as in a user-defined layer, is replicated.
-    Raises ValueError for one that has fewer axes than its row there.
+    Raises ValueError for one that has fewer axes than its row in the table.
     """
 
     def spec(path: Any, leaf: Any) -> PartitionSpec:
@@ -98,8 +98,8 @@ def parameter_shardings(mesh: Mesh, params: PyTree, whole: Sequence[str] = ()) -
                     f"mesh.{axis}={mesh.shape[axis]} does not divide {size} of parameter {_name(path)} "
                     f"[{' '.join(map(str, leaf.shape))}]: choose a divisor of it, or another size of the model"
                 )
-        # jit gives its results shardings without trailing None. Those of a first state must be spelled the same way, or
-        # the step is compiled twice.
+        # jit gives its results shardings without trailing None. Those of the first state must be written the same way,
+        # or the step is compiled twice.
         while axes and axes[-1] is None:
             axes.pop()
         return NamedSharding(mesh, PartitionSpec(*axes))
@@ -110,9 +110,9 @@ def parameter_shardings(mesh: Mesh, params: PyTree, whole: Sequence[str] = ()) -
 def state_shardings(mesh: Mesh, state: PyTree) -> PyTree:
     """Return the shardings of a state with `params`; moments and moving averages are split like their parameters.
 
-    They are matched by their paths, which hold the whole path of a parameter, and by their shapes: at the end, or
-    before the names of a state of its own (`training.optim.per_layer`). The rest is replicated: counters, and
-    Adafactor's statistics of rows and columns, which have a parameter's path, not its shape.
+    They are matched by shape, and by path, which contains the whole path of a parameter: at the end, or before the
+    names of a state of its own (`training.optim.per_layer`). The rest is replicated: counters, and Adafactor's
+    statistics of rows and columns, which have a parameter's path, not its shape.
     """
     shapes = named_leaves(state.params).items()
     shardings = jax.tree.leaves(parameter_shardings(mesh, state.params))
@@ -120,7 +120,7 @@ def state_shardings(mesh: Mesh, state: PyTree) -> PyTree:
 
     def like_its_parameter(path: Any, leaf: Any) -> NamedSharding:
         parts = _name(path).split("/")
-        # The one that begins first counts, as one may hold another.
+        # The one that begins first counts, because one may contain another.
         places = itertools.product(range(len(parts)), range(len(parts), 0, -1))
         names = ("/".join(parts[start:end]) for start, end in places)
         return next((known[name, leaf.shape] for name in names if (name, leaf.shape) in known), replicated(mesh))
@@ -195,8 +195,8 @@ def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[...,
     """Map function(parameters, batch, …) over the parts of a batch [a b t ·] on a mesh, and sum its results.
 
     The axis `data` splits rows, and `sequence` positions, padded with zeros to a multiple of it. Everything else is
-    replicated over both. Within a part, `fsdp` and `tensor` are left to the compiler. XLA cannot sum over an
-    axis of one part if there are other axes.
+    replicated over both. Within a part, `fsdp` and `tensor` are left to the compiler. XLA cannot sum over an axis with
+    one part if there are other axes.
     """
     axes, count = tuple(axis for axis in (DATA, SEQUENCE) if mesh.shape[axis] > 1), mesh.shape[SEQUENCE]
 
@@ -232,7 +232,7 @@ def sum_over_parts(function: Callable[..., PyTree], mesh: Mesh) -> Callable[...,
 
 
 def gather_over_data(x: jax.Array) -> jax.Array:
-    """Return the rows [b …] of all parts of the `data` axis, in the order of the update; with one part, x itself.
+    """Return the rows [b …] of all parts of the `data` axis, in the order of the update; with a single part, x itself.
 
     A part that differentiates its own sum receives the gradients of its rows from the sums of all parts.
     """

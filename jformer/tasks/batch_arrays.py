@@ -39,12 +39,12 @@ def make_batch(
     Args:
         source, target: the ids of either side; None if the model has no such side.
         bos: the first input of the decoder.
-        pad: the padding of arrays of ids. Imported vocabularies have their own, as in `run.tokenizers[1].symbols.pad`.
+        pad: the padding of arrays of ids. Imported vocabularies have their own: `run.tokenizers[1].symbols.pad`.
         arrays: further arrays (an image; classes as target_out), or replacements (the segments and positions of packed
             rows). `weights` of a given `target_out` default to 1, or to those of `target` if it has that shape.
 
     Raises:
-        UserError: for ids that are not rows of integers, arrays whose name is nearly one that models read, segments,
+        UserError: for ids that are not rows of integers, arrays whose name is close to one that models read, segments,
             positions or types of another shape than their ids, and arrays with different numbers of rows.
     """
     _refuse_misspelled(arrays)
@@ -92,10 +92,10 @@ def make_batch(
 
 
 def _refuse_misspelled(names: Iterable[str]) -> None:
-    """Raise UserError for a name that is nearly that of an array of `Batch`; a loss of your own may read others."""
+    """Raise UserError for a name close to that of an array of `Batch`; a user-defined loss may read others."""
     for name in names:
         nearest = difflib.get_close_matches(name, Batch.__annotations__, n=1, cutoff=0.9)
-        if nearest and name.rstrip("_0123456789") not in Batch.__annotations__:  # source2 is another source
+        if nearest and name.rstrip("_0123456789") not in Batch.__annotations__:  # source2 is a second source
             raise UserError(f"no model reads an array {name!r}: did you mean {nearest[0]!r}?")
 
 
@@ -120,7 +120,7 @@ def abstract_batch(
         shape: the rows of all microbatches together, and the positions of either side.
         mesh: the mesh that splits b.
         accumulation: a, which divides the rows.
-        others: rows of such a batch, with the arrays that a user-defined task adds.
+        others: rows of a batch, with the arrays that a user-defined task adds.
     """
     lengths: dict[str, tuple[int, ...]] = {"row": ()}
     if model.family in ("encdec", "encoder") and not model.reads_images:

@@ -128,7 +128,7 @@ def sized_model(config: Config, task: Task, workdir: Path | None) -> tuple[Model
 
 
 def with_rows(config: Config, task: Task) -> ModelConfig:
-    """Return the model with execution.rows set to what rows of its batches hold; those of your own task, any texts."""
+    """Return the model with execution.rows set to what rows of its batches hold; for user-defined tasks, any texts."""
     execution = config.model.execution
     several = config.data.batching == "packed" or task.answer == VECTOR or plugins.is_own(config.task)
     rows = "several" if several else "one_text"
@@ -144,7 +144,7 @@ def open_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
 
 
 def choose_dtype(config: Config, room: str, mesh: Mesh) -> tuple[Config, list[str]]:
-    """Resolve dtype=auto of a room, model or decode, to the faster dtype on the devices; also return lines to log.
+    """Resolve dtype=auto of a section, model or decode, to the faster dtype on the devices; also return lines to log.
 
     All processes use the choice of the first one.
     """
@@ -161,7 +161,7 @@ def choose_lengths(config: Config, target: Target) -> tuple[Config, list[str]]:
     """Resolve data.length_multiple=0 for a target; also return lines to log. The model's dtype must be chosen."""
     if config.data.length_multiple:
         return config, []
-    multiple = math.lcm(MULTIPLES.get(target.platform, 1), max(config.mesh.sequence, 1))  # or rows are padded to that
+    multiple = math.lcm(MULTIPLES.get(target.platform, 1), max(config.mesh.sequence, 1))  # else rows are padded to it
     kernel = _kernel_of_longest(config, target, multiple)
     data = dataclasses.replace(config.data, length_multiple=multiple if kernel else 1)
     lines = [f"data.length_multiple: {multiple}, so that {kernel} attends"] if kernel else []
@@ -169,7 +169,7 @@ def choose_lengths(config: Config, target: Target) -> tuple[Config, list[str]]:
 
 
 def _kernel_of_longest(config: Config, target: Target, multiple: int) -> str:
-    """Return the fused kernel of the longest rows, if lengths that are multiples of `multiple` fit a batch, or ''.
+    """Return the fused kernel for the longest rows, if lengths that are multiples of `multiple` fit a batch, or ''.
 
     On TPUs, where rows are padded to 128 positions, short ones are not worth it.
     """
@@ -202,7 +202,7 @@ def choose_decoding_dtype(config: Config, mesh: Mesh) -> Config:
 
 
 def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
-    """Raise UserError if `tensor` does not divide the heads of a model, or too few are left for `sequence`."""
+    """Raise UserError if `tensor` does not divide a model's heads, or leaves too few for `sequence`."""
     for key, heads in (("num_heads", model.num_heads), ("num_kv_heads", model.kv_heads)):
         if heads % mesh.shape[TENSOR]:
             raise UserError(f"mesh.tensor={mesh.shape[TENSOR]} must divide model.{key}={heads}: devices share heads")

@@ -61,12 +61,12 @@ def caption(
 
 
 def _image(tokenizer: Tokenizer) -> ImageTokenizer:
-    assert isinstance(tokenizer, ImageTokenizer)  # it was learned as the vocabularies say
+    assert isinstance(tokenizer, ImageTokenizer)  # as `vocabularies` specifies
     return tokenizer
 
 
 def captioned_images(height: int, width: int, channels: int, symbols: Symbols = OURS) -> Features:
-    """Return image u8 [b height width channels] and target [b t]; an image and its caption have a row of their own."""
+    """Return image u8 [b height width channels] and target [b t]; each image and its caption have their own row."""
 
     def given(rows: Rows, source: Tokens, target: Tokens, shape: Shape) -> Arrays:
         image = images_of(source, rows, (shape.rows, height, width, channels))

@@ -14,7 +14,7 @@ from jformer.data.text import MARKS, UNSPACED
 LONGEST = 4  # words of an n-gram
 _WORD = rf"(?:(?![{UNSPACED}])\w[{MARKS}]*)+"
 WORD = re.compile(rf"(?=\w)[{UNSPACED}][{MARKS}]*|{_WORD}(?:['’]{_WORD})*")
-SIGMA = 6.0  # deviation, in words, of the weight of a length's difference
+SIGMA = 6.0  # deviation, in words, of the length difference penalty
 SCALE = 10.0
 SIGNATURE = f"words:lowercase|n:1-{LONGEST}|sigma:{SIGMA:g}|idf:references of this set"
 
@@ -24,15 +24,15 @@ Ngram = tuple[str, ...]
 def cider_d(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
     """Return the CIDEr-D of every output, 0 to 10, against the references of its image, one or several.
 
-    Document frequencies are counted in `references`, image by image. An n-gram of every image has weight 0, so a set of
-    one image scores 0. Raises ValueError if the numbers of outputs and references differ.
+    Document frequencies are counted in `references`, image by image. An n-gram found for every image has weight 0, so a
+    set of one image scores 0. Raises ValueError if the numbers of outputs and references differ.
     """
     if len(outputs) != len(references):
         raise ValueError(f"{len(outputs)} outputs but references of {len(references)} images")
     counted = [[ngrams(text) for text in texts] for texts in references]
     images = Counter(w for texts in counted for w in set().union(*texts))  # document frequency
     weights = {w: math.log(len(references) / count) for w, count in images.items()}
-    rarest = math.log(len(references))  # of n-grams in no reference
+    rarest = math.log(len(references))  # for n-grams in no reference
 
     def similarity(output: Counter[Ngram], reference: Counter[Ngram]) -> float:
         words = [sum(count for w, count in each.items() if len(w) == 1) for each in (output, reference)]

@@ -4,7 +4,7 @@ A model gives `pairs`, the score of each state of a word after each state of the
 the logits of the word's tag plus a table of transitions (Huang et al. 2015; Lample et al. 2016, section 2.2). The score
 of a path, a state for every word, is the sum of its pairs, and its probability exp(score) / Z, Z summed over all paths.
 
-States are the tags, and a last one outside of sentences: before the first word and after the last one. Only the first
+States are the tags, and a last state outside sentences: before the first word and after the last one. Only the first
 tokens of words and of sentences are steps; other positions and padding do not change the state. So sentences that share
 a row are separate chains.
 
@@ -35,7 +35,7 @@ class Tags(NamedTuple):
 
 
 def chain_loss(hidden: Float[Array, "b s d"], project: Project, batch: Batch) -> Sums:
-    """Return `loss` and `nll` of whole sentences, and `correct`, the words whose tag is that of the best path.
+    """Return `loss` and `nll` of whole sentences, and `correct`, the words whose tag is on the best path.
 
     All are normalized per word, as without a CRF.
     """
@@ -50,9 +50,9 @@ def chain_loss(hidden: Float[Array, "b s d"], project: Project, batch: Batch) ->
 
 
 def allowed_states(batch: Batch, states: int) -> Bool[Array, "b s w"]:
-    """Return the states allowed at a position: tags at a word, outside where a sentence begins, else none.
+    """Return the states allowed at a position: tags at a word, "outside" where a sentence begins, else none.
 
-    A position without allowed states is skipped. Where a sentence begins, the one before it ends.
+    A position without allowed states is skipped. The beginning of a sentence ends the one before.
     """
     is_tag = jnp.arange(states) < states - 1
     begins = (batch["source_positions"] == 0) & (batch["source_segments"] > 0)  # [b s]

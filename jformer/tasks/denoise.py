@@ -40,7 +40,7 @@ def denoise(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 
     The text is the target of an example; the model's source and target are made from it for each batch. It is stored
     without symbols; EOS and those of an imported vocabulary are put around both after the noise, so `max_target_length`
-    limits both. In evaluation long texts are always split, so the scores cover all of the text.
+    limits both. In evaluation, long texts are always split, so the scores cover the whole text.
 
     Raises UserError for unsupported options, and later if the limit leaves no room for a token.
     """
@@ -81,7 +81,7 @@ def corrupted_spans(density: float, mean_span: float, vocab_size: int, symbols: 
 
     def lengths(n: np.ndarray) -> Lengths:
         _, spans = span_counts(n, **options)
-        noise_ids(symbols[1], vocab_size, int(spans.max(initial=0)))  # refuses a text of more spans than sentinels
+        noise_ids(symbols[1], vocab_size, int(spans.max(initial=0)))  # refuses a text with more spans than sentinels
         return span_lengths(n, **options)
 
     return _denoise(noise, lengths, symbols)
@@ -110,7 +110,7 @@ def _denoise(noise: Noise, lengths: Callable[[np.ndarray], Lengths], symbols: Bo
 
 
 def _around(symbols: Symbols) -> int:
-    """Return how many symbols a text has around it besides EOS."""
+    """Return how many symbols besides EOS surround a text."""
     return len(symbols.before) + len(symbols.after)
 
 

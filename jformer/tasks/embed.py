@@ -37,17 +37,17 @@ def embed(
     symmetric: bool = False,
     **_: object,
 ) -> Task:
-    """Return the task: find the second text of every first text among those of the batch, by cosine similarity.
+    """Return the task: find the partner of every first text among the second texts of the batch, by cosine similarity.
 
-    The loss is that of van den Oord et al. 2018, whose negatives are the other pairs of the batch (Henderson et al.
-    2017, section 4.2); with accumulation, those of the same microbatch.
+    The loss is that of van den Oord et al. 2018. Negatives are the other pairs of the batch (Henderson et al. 2017,
+    section 4.2); with accumulation, those of the same microbatch.
 
     Args:
         data: the vocabulary to learn, shared by both texts, and the maximum length of either.
         label_smoothing: the share of the probability that is spread over all second texts of a batch.
         family: of the model. A decoder reads BOS first, an encoder begins with it as its class token.
         temperature: divides the cosines.
-        symmetric: also find the first text of every second one; each loss counts half.
+        symmetric: also find the first text for every second one; each loss counts half.
 
     Raises:
         UserError: for options that it does not support.

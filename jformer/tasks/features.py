@@ -61,7 +61,7 @@ def chosen(tokens: Tokens, rows: Rows) -> Tokens:
 def fill_rows(tokens: Tokens, rows: Rows, shape: Shape, length: int) -> Arrays:
     """Place the examples' tokens in rows of a length: `tokens`, `segments` and `positions` [b length].
 
-    Raises ValueError if the examples of a row exceed it: the rest would spill into the next row.
+    Raises ValueError if the examples of a row are longer: the rest would spill into the next row.
     """
     alone = chosen(tokens, rows)
     lengths, before = alone.lengths, alone.offsets[:-1]  # [n]; tokens of all examples before
@@ -109,7 +109,7 @@ def target_arrays(tokens: Tokens, rows: Rows, shape: Shape, bos: int) -> Arrays:
 
 
 def images_of(source: Tokens, rows: Rows, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the images of the examples, one a row, black where there is none."""
+    """Return the images of the examples, one a row; rows without one are black."""
     image = np.zeros(shape, np.uint8)
     image[rows.rows] = source.values.reshape(-1, *shape[1:])[rows.examples]
     return image

@@ -24,7 +24,7 @@ def make_keys(seed: tuple[int, ...], *numbers: np.ndarray) -> np.ndarray:
 
 
 def other_keys(keys: np.ndarray, purpose: int) -> np.ndarray:
-    """Return independent keys for draws of another purpose."""
+    """Return independent keys for draws with another purpose."""
     return _hash(keys ^ np.uint64(purpose))
 
 
@@ -66,7 +66,7 @@ def divide(keys: np.ndarray, totals: np.ndarray, parts: np.ndarray) -> np.ndarra
     """Divide each total into `parts` non-empty parts, uniformly at random; return the sizes of all parts."""
     cuts = choose(keys, totals - 1, parts - 1)
     firsts = np.cumsum(totals) - totals
-    cuts = cuts + 1 + np.repeat(np.arange(len(keys)), parts - 1)  # the first unit of a total is not among its cuts
+    cuts = cuts + 1 + np.repeat(np.arange(len(keys)), parts - 1)  # a total is never cut before its first unit
     return np.diff(np.sort(np.concatenate([firsts, cuts])), append=totals.sum())
 
 

@@ -22,9 +22,9 @@ from jformer.tasks.task import NO_TEXTS, NOTHING, Task, refuse, token_loss, toke
 def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """Return the task: cross-entropy of the next token (Radford et al. 2018, section 3.1), the text being the target.
 
-    `overlong` applies to training. In evaluation long texts are always split, so that bits per character cover all of
-    the text; the first tokens of a piece have little context (none with piece_start 'bos', one token with 'previous'),
-    which makes the figure an upper bound. An answer begins with BOS in either case.
+    `overlong` applies to training. In evaluation, long texts are always split, so that bits per character cover the
+    whole text. The first tokens of a piece have little context (none with piece_start 'bos', one token with
+    'previous'), so the figure is an upper bound. An answer begins with BOS in either case.
     """
     refuse("lm", data, tokenizer="image", source=NO_TEXTS)
 
@@ -47,8 +47,8 @@ def lm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
 def bits_per_character(examples: Sequence[Pair], sums: Sums) -> float:
     """Return the bits that the model needs for the texts, end symbols included, per character.
 
-    Texts of white space only are not examples and are not counted. An unknown token costs the bits of UNK, so the
-    figure compares tokenizers only on texts without unknown tokens.
+    Texts of only white space are not examples and do not count. An unknown token costs the bits of UNK, so the figure
+    compares tokenizers only on texts without unknown tokens.
     """
     characters = sum(len(pair.target) for pair in examples if pair.target.strip())
     return float(sums["nll"].total) / math.log(2) / characters if characters else math.nan
@@ -75,5 +75,5 @@ def _tokens_before(tokens: Tokens, examples: np.ndarray, symbols: Symbols) -> np
     """Return the token [n] before each example in its text, or BOS at the beginning of a text."""
     start = tokens.offsets[examples]
     before = tokens.values[np.maximum(start - 1, 0)]
-    ends = (symbols.eos, *symbols.after)[-1]  # a text ends in it, and no piece but its last
+    ends = (symbols.eos, *symbols.after)[-1]  # ends a text, and of its pieces only the last
     return np.where((start == 0) | (before == ends), symbols.bos, before)

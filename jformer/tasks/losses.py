@@ -30,9 +30,9 @@ Values = dict[str, Array]
 
 CHUNK = {  # logits that a device computes at a time
     "cpu": 2**21,  # small enough for the cache of a core
-    "tpu": 2**29,  # as each chunk reads and writes the gradient of the whole table
+    "tpu": 2**29,  # because each chunk reads and writes the gradient of the whole table
 }
-LARGE_CHUNK = 2**26  # of other accelerators: large enough to keep them busy
+LARGE_CHUNK = 2**26  # for other accelerators: large enough to keep them busy
 NOWHERE = -1e30  # the logit of a non-candidate; finite, as a microbatch may have no candidate at all
 
 
@@ -74,9 +74,9 @@ def squared_error(found: Float[Array, "b t"], wanted: Float[Array, "b t"], weigh
 def contrastive(
     vectors: Float[Array, "b 2 d"], weights: Float[Array, " b"], temperature: float, smoothing: float = 0.0
 ) -> Sums:
-    """Return `loss`, `nll` and `correct` of finding the second vector of every pair among those of all pairs.
+    """Return `loss`, `nll` and `correct` for finding the second vector of every pair among those of all pairs.
 
-    All pairs are those of all devices: a microbatch of the whole update. The probability of a second vector is the
+    "All pairs" includes all devices: a microbatch of the whole update. The probability of a second vector is the
     softmax of its cosines with a first vector, divided by the temperature (van den Oord et al. 2018, equation 4, with
     the pairs of the batch as in Henderson et al. 2017, section 4.2). Smoothing spreads over all of them.
 
@@ -147,8 +147,8 @@ def chunked_cross_entropy(
 
     Logits are computed, scored and differentiated for a few positions of all rows at a time. The forward pass also
     computes the gradient of the sum of `loss` with respect to the hidden states and the parameters that `project`
-    closes over, so that nothing of the size of a vocabulary is kept for the backward pass or computed twice. The
-    gradient of another sum, or with respect to the weights, computes the logits again.
+    closes over, so that nothing the size of a vocabulary is kept for the backward pass or computed twice. Gradients of
+    other sums, or with respect to the weights, recompute the logits.
 
     Args:
         hidden: the hidden states of all positions.
@@ -160,8 +160,8 @@ def chunked_cross_entropy(
     b, t, _ = hidden.shape
     length = _positions_at_once(b, t, jax.eval_shape(project, hidden[:, :1]).shape[-1])
     accelerated = target().platform != "cpu"
-    with rounded_logits(accelerated):  # logits go through memory: in bfloat16 half the bytes, as in Flax's wmt example
-        # As arguments, what `project` closes over has a gradient too.
+    with rounded_logits(accelerated):  # logits go through memory: bfloat16 halves the bytes, as in Flax's wmt example
+        # As arguments, the arrays that `project` closes over have gradients too.
         project_with, captured = jax.closure_convert(project, hidden[:, :length])
 
     def by_jax(hidden: Array, params: list[Array], targets: Any, weights: Any) -> Sums:
@@ -237,8 +237,8 @@ def _values_and_slope(
     The gradient is with respect to the logits. `one_pass` reduces them in one pass, which JAX cannot differentiate.
     """
     z, v = logits.astype(jnp.float32), logits.shape[-1]
-    # XLA fuses a comparison, and devices that share the vocabulary can make it. Neither holds for a gather, whose
-    # gradient is a scatter, which CPUs and TPUs run slowly.
+    # XLA fuses a comparison, and devices that share the vocabulary can compute it. Neither holds for a gather; its
+    # gradient is a scatter, which is slow on CPUs and TPUs.
     is_target = jnp.arange(v) == targets[..., None]
     reduce = reduce_in_one_pass if one_pass else reduce_in_passes
     highest, predicted, partition, target_logit, total = reduce(z, is_target)
@@ -260,7 +260,7 @@ class Reduced(NamedTuple):
 
 
 def reduce_in_passes(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) -> Reduced:
-    """Reduce the logits in a form that JAX can differentiate and CPUs run fast."""
+    """Reduce the logits in a form that JAX can differentiate and that is fast on CPUs."""
     v = z.shape[-1]
     highest = lax.stop_gradient(z.max(axis=-1))
     return Reduced(
@@ -273,7 +273,7 @@ def reduce_in_passes(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) 
 
 
 def reduce_in_one_pass(z: Float[Array, "b t v"], is_target: Bool[Array, "b t v"]) -> Reduced:
-    """Reduce the logits while reading them once, where XLA reads them two to four times."""
+    """Reduce the logits in a single read, where XLA reads them two to four times."""
     v = z.shape[-1]
 
     def combine(left: Sequence[Array], right: Sequence[Array]) -> Reduced:
@@ -304,7 +304,7 @@ def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tup
     chunks = [cut(x, 1, length) for x in arrays]
 
     def step(total: Any, chunk: Any) -> tuple[Any, Any]:
-        total, chunk = apart((total, chunk))  # in turn, to hold the logits of one
+        total, chunk = apart((total, chunk))  # in turn, to hold the logits of just one
         summed, joined = visit(*chunk)
         return jax.tree.map(jnp.add, total, summed), joined
 
@@ -312,7 +312,7 @@ def _over_positions(visit: Callable[..., Any], length: int, *arrays: Any) -> tup
     if target().platform != "gpu":
         summed, _ = jax.eval_shape(visit, *first)
         total, joined = lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summed), chunks)
-    else:  # whose compiler takes nothing out of a loop: unrolled, visits share a rounded table
+    else:  # whose compiler hoists nothing out of a loop: unrolled, visits share a rounded table
         total, joined = visit(*first)
         joined = jax.tree.map(lambda x: x[None], joined)
         if len(chunks[0]) > 1:

@@ -29,8 +29,8 @@ class ScoreEntry(TypedDict):
     score: float
     signature: NotRequired[str]  # sacreBLEU's, which makes scores comparable
     details: NotRequired[str]
-    by_group: NotRequired[dict[str, float]]  # for examples, or spans in them, of several kinds
-    segments: NotRequired[list[float]]  # that a command gave each output; a file of the run's outputs holds them
+    by_group: NotRequired[dict[str, float]]  # if examples, or spans in them, are of several kinds
+    segments: NotRequired[list[float]]  # that a command gave each output; stored in a file of the run's outputs
     notes: NotRequired[list[str]]  # what a reader of the score should know, shown once
 
 
@@ -41,13 +41,13 @@ Scores = dict[str, ScoreEntry]
 class TextOptions(TypedDict, total=False):
     """Options of `text_scores`."""
 
-    tokenize: str  # that of BLEU, as `tokenization` gives it; "none" takes text as it is tokenized already
-    lowercase: bool  # for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway
+    tokenize: str  # that of BLEU, as `tokenization` gives it; "none" is for tokenized text
+    lowercase: bool  # for BLEU and chrF; sacreBLEU's TER ignores case anyway
     names: Sequence[str]  # of the scores
 
 
 class OwnScore(Protocol):
-    """A score of your own, which evaluate.scores names as `package.module:function`."""
+    """A user-defined score, which evaluate.scores names as `package.module:function`."""
 
     def __call__(self, hypotheses: Sequence[str], references: "References") -> float:
         """Score texts, one for each example, against one or several lists of references, as in `text_scores`."""
@@ -63,7 +63,7 @@ TOKENIZATIONS = {  # language, by ISO 639-1 and 639-3 → sacreBLEU's tokenizati
     **dict.fromkeys(("ko", "kor"), ("ko-mecab", "char")),
 }
 ASIAN = ("zh", "ja-mecab", "ko-mecab", "char")  # tokenizations with which TER splits Han and Kana
-NEAR_ZERO, FAR_FROM_ZERO = 1.0, 20.0  # BLEU and chrF that contradict each other
+NEAR_ZERO, FAR_FROM_ZERO = 1.0, 20.0  # scores of BLEU and chrF that contradict each other
 NO_WORDS = (
     "BLEU is near 0 and chrF is not: tok:{} finds few 4-grams in these texts; if they are written without "
     "spaces, set data.target_language, or evaluate.tokenize=zh, ja-mecab or char"
@@ -89,9 +89,9 @@ def text_scores(
     Args:
         hypotheses: one a line.
         references: one or several whole texts, as `reference_texts` gives them.
-        tokenize: that of BLEU, as `tokenization` gives it; "none" takes text as it is tokenized already.
-        lowercase: for BLEU and chrF: TER, as sacreBLEU defines it, ignores case anyway.
-        names: of the scores, or user-defined: `package.module:function` of hypotheses and references → float.
+        tokenize: that of BLEU, as `tokenization` gives it; "none" is for tokenized text.
+        lowercase: for BLEU and chrF; sacreBLEU's TER ignores case anyway.
+        names: of scores, or user-defined ones: `package.module:function` (hypotheses, references) → float.
 
     Raises UserError for a tokenization that is not available, ValueError for lists that are empty or do not belong
     together.
@@ -132,7 +132,7 @@ def reference_texts(examples: Sequence[Pair]) -> list[list[str | None]]:
 
 
 def reference_notes(examples: Sequence[Pair]) -> list[str]:
-    """Return lines on blank references: how many are missing among several, and how many examples have no other."""
+    """Return lines about blank references: how many are missing among several, and how many examples have no others."""
     written = [pair for pair in examples if pair.references[0].strip()]
     missing, blank = sum(1 + len(pair.others) - len(pair.references) for pair in written), len(examples) - len(written)
     notes = [f"{counted(missing, 'blank references')} left out: their examples have others"] if missing else []
@@ -144,7 +144,7 @@ def reference_notes(examples: Sequence[Pair]) -> list[str]:
 def tokenization(config: Config, language: str = "") -> str:
     """Return evaluate.tokenize; for "auto" what sacreBLEU recommends for a language, by default data.target_language.
 
-    MeCab's are replaced by "char" where it is not installed. An unknown language gets "13a".
+    MeCab's are replaced by "char" if it is not installed. An unknown language gets "13a".
     """
     if config.evaluate.tokenize != "auto":
         return config.evaluate.tokenize
@@ -197,7 +197,7 @@ def exact_match(
 def f1_scores(outputs: Sequence[Set[str]], labels: Sequence[Set[str]]) -> dict[str, float]:
     """Return F1, the harmonic mean of precision and recall, of sets of labels.
 
-    `micro_f1` counts all labels together, `macro_f1` is the mean over labels that occur on either side; 1 if none does.
+    `micro_f1` counts all labels together; `macro_f1` is the mean over labels that occur on either side, 1 if none does.
     """
     right = Counter(label for output, wanted in zip(outputs, labels, strict=True) for label in output & wanted)
     met = Counter(label for each in (*outputs, *labels) for label in each)
@@ -211,7 +211,7 @@ def agreement(found: Sequence[float], wanted: Sequence[float]) -> dict[str, floa
 
     A correlation with a constant is nan, and so are all values if any number is.
     """
-    from scipy.stats import rankdata  # takes half a second, and few runs need it
+    from scipy.stats import rankdata  # takes half a second to import, and few runs need it
 
     a, b = np.array(found), np.array(wanted)
     return {

@@ -23,7 +23,7 @@ from jformer.tasks.task import MASKS, NO_TEXTS, NOTHING, Task, refuse, token_los
 def mlm(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
     """Return the task: cross-entropy of the chosen tokens (Devlin et al. 2019, section 3.1, without next sentences).
 
-    The text is the target of an example, as in all tasks of one text; the model reads it on its source side.
+    The text is the target of an example, as in all one-text tasks; the model reads it on its source side.
     """
     refuse("mlm", data, overlong="split", tokenizer="image", source=NO_TEXTS)
 

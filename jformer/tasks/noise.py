@@ -1,7 +1,7 @@
 """Vectorized noise over the token ids of many texts: masks, sentinels and infilled spans.
 
 Every function is pure: its effect on a text depends only on the text and its key. Noise symbols are the vocabulary's
-own, or else ids past it, starting at `vocab_size`. The length of a noised sequence is a function of the number of
+own, or else ids past it, starting at `vocab_size`. The length of a noised sequence is determined by the number of
 tokens (masks, sentinels) or bounded by it (infilling), so batches can be planned without drawing noise.
 """
 
@@ -61,7 +61,7 @@ def mask_tokens(
 
 
 def span_counts(n: np.ndarray, density: float, mean_span: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many of n tokens are noise and how many spans they form, as T5 counts them; a lone token is kept."""
+    """Return how many of n tokens are noise and how many spans they form, counted as in T5; a lone token is kept."""
     noise = np.clip(np.rint(density * n), 1, n - 1).clip(0).astype(np.int64)
     spans = np.maximum(np.rint(noise / mean_span), 1).astype(np.int64)
     return noise, np.minimum(spans, np.minimum(noise, n - noise))

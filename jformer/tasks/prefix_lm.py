@@ -24,7 +24,7 @@ def prefix_lm(
         data, label_smoothing, scores, tokenize, lowercase: those of `translate`.
 
     Raises:
-        UserError: as there, and for two vocabularies, as a decoder has one table.
+        UserError: as there, and for two vocabularies, since a decoder has one table.
     """
     refuse("prefix_lm", data, overlong="split", tokenizer="image", source=("images", "captions"))
     if not data.vocab_shared:

@@ -69,7 +69,7 @@ def with_commands(config: Config, score: Score) -> Score:
 
 
 def segment_scores(config: Config, name: str, segments: Sequence[Segment]) -> list[float]:
-    """Return the score of every segment by the command of that name; all processes get those of the main one.
+    """Return the score of every segment from the command of that name; all processes get the scores of the main one.
 
     Scores cached in data.cache_dir are reused, unless a file that the command names has changed.
 
@@ -108,7 +108,7 @@ def _open_cache(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _run(command: str, lines: Sequence[str], seconds: float) -> list[float]:
-    """Return the number that a command writes for every line; `seconds` limits its time; 0 = no limit."""
+    """Return the number that a command writes for every line; `seconds` is its time limit, 0 = none."""
     try:
         text = "".join(line + "\n" for line in lines).encode()
         with processes.working_elsewhere():

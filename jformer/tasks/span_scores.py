@@ -15,7 +15,7 @@ TAG_OF_SPANS = re.compile(r"O|[BIES]-.+")
 
 
 class Span(NamedTuple):
-    """Words `start` up to but excluding `end`, of one type."""
+    """The words from `start` up to but excluding `end`, of one type."""
 
     type: str
     start: int
@@ -30,9 +30,9 @@ def mark_spans(tags: Iterable[str]) -> bool:
 def find_spans(tags: Sequence[str]) -> list[Span]:
     """Return the spans of a sentence, in order, even if its tags are inconsistent.
 
-    A word continues the span before it if it has I or E, the word before it B or I, and both the same type; any other
-    tag than O begins a span. conlleval of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000) and seqeval by default do the
-    same.
+    A word continues the span before it if its prefix is I or E, that of the word before is B or I, and their types are
+    equal; any other tag but O begins a span. conlleval of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000) and, by
+    default, seqeval do the same.
 
     >>> find_spans(["O", "B-x", "I-x", "I-y", "B-y"])
     [Span(type='x', start=1, end=3), Span(type='y', start=3, end=4), Span(type='y', start=4, end=5)]
@@ -51,8 +51,8 @@ def find_spans(tags: Sequence[str]) -> list[Span]:
 def span_scores(found: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]) -> Scores:
     """Return precision, recall and their harmonic mean of the spans of all sentences, given as tags.
 
-    A span is right if its type, its first and its last word are. `by_group` has each type. A share of no spans is 0, as
-    in conlleval.
+    A span is right if its type, its first and its last word are. `by_group` has each type. A share of zero spans is 0,
+    as in conlleval.
     """
     of_found, of_wanted, right = Counter[str](), Counter[str](), Counter[str]()
     for one, other in zip(found, wanted, strict=True):

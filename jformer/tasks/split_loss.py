@@ -24,7 +24,7 @@ from jformer.tasks.sums import LossFn, Sums, add_up, sum_over_microbatches
 from jformer.tasks.task import Task
 
 KEPT = 8  # compiled steps
-BATCHES_AHEAD = 3  # being computed or waiting for it, so that the devices never wait for the host
+BATCHES_AHEAD = 3  # being computed or queued, so that the devices never wait for the host
 
 EvalStep = Callable[[PyTree, Batch], Sums]
 """(parameters, batch [a b …]) → sums over all rows, without dropout."""
@@ -35,14 +35,14 @@ def evaluation_batches(
 ) -> tuple[Batches, Corpus]:
     """Return batches that hold every usable example of a split once, and its tokens.
 
-    Independently of training, they have two shapes, with room for any example within the limits, and no augmentation.
+    Unlike in training, they have two shapes, with room for any example within the limits, and no augmentation.
 
     Args:
         data: limits, and tokens of a batch.
         task: encodes the examples and makes the arrays of a batch.
         tokenizers: of source and target.
         split: the opened split.
-        divisor: of the rows of a batch: shards of the mesh times microbatches.
+        divisor: the rows of a batch are a multiple of it: shards of the mesh times microbatches.
     """
     corpus = open_corpus(split, task.encoder(*tokenizers, evaluating=True), data.cache_dir)
     features = task.features(*tokenizers)

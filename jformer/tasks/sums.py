@@ -31,7 +31,7 @@ LossFn = Callable[[PyTree, Batch, Key[Array, ""] | None], Sums]
 
 
 def sum_over_microbatches(function: Callable[[Batch], T], batch: Batch) -> T:
-    """Return the sum of function(rows [b …]) over the microbatches of a batch [a b …], computed one after another.
+    """Return the sum of function(rows [b …]) over the microbatches of a batch [a b …], computed one after the other.
 
     The function is compiled once for any number of microbatches, because the sum starts with zeros. The sum has the
     dtypes of the function's results; a loss and its gradient are float32.

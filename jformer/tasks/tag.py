@@ -27,7 +27,7 @@ from jformer.tasks.task import Task, refuse, token_loss, token_scores
 def tag(data: DataConfig, *, label_smoothing: float, crf: bool = False, **_: object) -> Task:
     """Return the task: cross-entropy of each word's tag at its first token (Devlin et al. 2019, section 5.3).
 
-    With `crf` it is that of all tags of a sentence jointly. In evaluation long sentences are always split between
+    With `crf`, it is that of all tags of a sentence jointly. In evaluation, long sentences are always split between
     words, so the scores cover every word.
     """
     refuse("tag", data, only="conll", tokenizer="image")
@@ -69,7 +69,7 @@ def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Score
 
 
 def refuse_scores_of_spans(names: Sequence[str], tags: Tokenizer) -> None:
-    """Raise UserError for span scores in evaluate.during if the tags of a run do not mark spans."""
+    """Raise UserError for span scores in evaluate.during if a run's tags do not mark spans."""
     for name in names:
         if name.startswith("span_") and not mark_spans(tags.tokens[NUM_SYMBOLS:]):
             raise UserError(f"evaluate.during: {name} needs tags such as O, B-X and I-X, which this text lacks: "

@@ -38,12 +38,12 @@ MASKS = "masks"  # an answer that is the text itself, with tokens in place of it
 KEPT = 16  # losses in the cache
 
 ADAPTER = "adapter"  # the name of an adapter's own parameters beside those of the model
-NOTHING = Side(None, max_length=1)  # a side without text
+NOTHING = Side(None, max_length=1)  # a side without texts
 NO_TEXTS = ("images", "captions", "labelled", "conll", "squad")  # data.source without texts to model
 
 
 class MakeEncoder(Protocol):
-    """Makes the encoder of examples from the tokenizers of both sides; with `evaluating`, it splits texts if it can."""
+    """Makes an encoder of examples from both sides' tokenizers; with `evaluating`, it splits texts if it can."""
 
     def __call__(self, source: Tokenizer, target: Tokenizer, evaluating: bool = False) -> ExampleEncoder:
         """Return the encoder."""
@@ -64,7 +64,7 @@ class Task(NamedTuple):
 
     @property
     def labels(self) -> bool:
-        """Whether targets are no texts of their own, but labels or parts of the source."""
+        """Whether targets are labels or parts of the source instead of texts of their own."""
         return self.answer in (*CLASSES, SPAN)
 
     @property
@@ -79,7 +79,7 @@ def make_loss(model: Model, task_loss: TaskLoss, r_drop: float = 0.0) -> LossFn:
     `r_drop` is alpha of R-Drop (Liang et al. 2021, equation 4), in training: the mean loss of two passes with
     independent dropout, plus alpha/2 times the mean of their divergences KL(p‖q) and KL(q‖p). That is half of the
     paper's loss, so that alpha 0 has the gradient of one pass. Losses are cached by model, task loss and alpha, so that
-    a later run reuses compiled programs; a task loss that is not hashable is joined anew.
+    a later run reuses compiled programs; an unhashable task loss is not cached.
     """
     return _joined(model, task_loss, r_drop)
 
@@ -171,10 +171,10 @@ def token_loss(label_smoothing: float) -> TaskLoss:
 
 @plugins.cached(KEPT)
 def own_loss(name: str, task_loss: TaskLoss) -> TaskLoss:
-    """Return the loss that optim.loss names, with the task's sums that it leaves out, such as `nll` and `correct`.
+    """Return the loss that optim.loss names; sums that it leaves out, such as `nll` and `correct`, are the task's.
 
-    Its module is imported when the loss is first computed, so inference does not need it. Raises UserError then if its
-    sums lack `loss`, which is differentiated.
+    Its module is imported when the loss is first computed, so inference does not need it. Then UserError is raised if
+    its sums lack `loss`, which is differentiated.
     """
 
     def loss(hidden: Array, project: Project, batch: Batch) -> Sums:
@@ -195,7 +195,7 @@ def token_scores(sums: Sums, accuracy: str = "token_accuracy") -> Scores:
 def score_texts(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums, **options: Unpack[TextOptions]) -> Scores:
     """Return the scores of generated texts: sacreBLEU's metrics, exact match, and those of tokens.
 
-    An output matches if it equals any reference. Blank references are missing where there are others.
+    An output matches if it equals any reference. A blank reference counts as missing if there are others.
     """
     answers, groups = list(outputs), [pair.group for pair in examples]
     found = text_scores(answers, reference_texts(examples), **options)
@@ -213,7 +213,7 @@ def score_texts(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums, **
 def refuse(task: str, data: DataConfig, only: str = "", **options: str | tuple[str, ...]) -> None:
     """Raise UserError for the first option with one of the given values, which the task does not support.
 
-    The source is checked for every corpus of a mixture; if the task learns `only` one, it must be that or your own.
+    The source is checked for every corpus of a mixture; if the task learns `only` one, it must be that or user-defined.
     """
     for part in (data, *data.mixture):
         if only and part.source != only and not plugins.is_own(part.source):

@@ -29,7 +29,7 @@ from jformer.data.tokenizers import word_splitting as words
 from jformer.errors import DONE, UserError
 from jformer.storage import check_writable, os_errors_as_user_errors, refuse_special, replace_content, writing
 
-LONGEST = 10_000  # words of a line that gensim trains on; it drops the rest without a word
+LONGEST = 10_000  # words of a line that gensim trains on; it silently drops the rest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ def train_vectors(
             left = (time.monotonic() - self.began) / self.done * (options.epochs - self.done)
             log(f"epoch {self.done} of {options.epochs}: {left:.0f} s left")
 
-    sample = options.sample if options.sample < 1 else 0.0  # from 1 on, gensim takes it for a count, not a share
+    sample = options.sample if options.sample < 1 else 0.0  # from 1 on, gensim treats it as a count, not a share
     # One worker: with several, the order of updates and so the vectors depend on how threads are scheduled.
     model = Word2Vec(
         sg=1, hs=0, vector_size=options.size, window=options.window, negative=options.negatives, sample=sample,

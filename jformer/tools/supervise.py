@@ -133,7 +133,7 @@ class ProcessGroup:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Ask all processes to save and end; kill them when called again, but not by SIGHUP: terminals repeat it."""
+        """Ask all processes to save and end; kill them when called again, except by SIGHUP: terminals repeat it."""
         if self.stopping and number == signal.SIGHUP:
             return
         sent = signal.SIGKILL if self.stopping else signal.SIGTERM
@@ -145,7 +145,7 @@ class ProcessGroup:
         """Run all processes to their end; return 0, 2 if any of them did, or else the code of the first to fail."""
         try:
             return self._run()
-        except OSError as error:  # --logs that cannot be made, or a command that is not there
+        except OSError as error:  # --logs cannot be created, or the command does not exist
             if error.errno not in (errno.ENOENT, *MISPLACED):
                 raise
             say(str(error))
@@ -191,7 +191,7 @@ def is_part(options: argparse.Namespace) -> bool:
 
 def flag(arguments: Sequence[str], name: str) -> str:
     """Return the value of a flag of jformer.main, "true" for one without a value; "" if it is not given."""
-    found = ""  # argparse would take an argument with a space in it for a value
+    found = ""  # argparse would take an argument that contains a space for a value
     for argument, following in itertools.pairwise([*arguments, "-"]):
         given, equals, value = argument.partition("=")
         if given in (f"--{name}", f"-{name}"):
@@ -212,7 +212,7 @@ def start(options: argparse.Namespace, logs: Sequence[int]) -> list[subprocess.P
         own = {}
         if options.per_gpu and options.processes > 1:
             own["JAX_LOCAL_DEVICE_IDS"] = str(i)
-        elif options.per_gpu:  # JAX reads that only in a run of several processes
+        elif options.per_gpu:  # JAX reads it only in a run of several processes
             own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         if is_part(options):
             own["JAX_PROCESS_ID"], place = str(int(environment["JAX_PROCESS_ID"]) + i), []

@@ -41,14 +41,14 @@ class Clock:
         return over
 
     def is_save_due(self) -> bool:
-        """Return whether any process last saved train.checkpoint_minutes ago; all processes call this."""
+        """Return whether any process last saved train.checkpoint_minutes ago or earlier; all processes call this."""
         since = time.monotonic() - self._saved
         return self._between > 0 and processes.agree(since >= self._between, any)
 
     def note_save(self) -> float:
         """Restart the count until the next save; return the seconds of training so far.
 
-        They are below a limit that passes in the meantime: it ends the run, in all processes, at the next update.
+        They stay below a limit reached in the meantime, which ends the run, in all processes, at the next update.
         """
         self._saved = time.monotonic()
         return min(self.seconds, self._most)

@@ -33,7 +33,7 @@ from jformer.tasks.build import build_task
 from jformer.tasks.split_loss import evaluation_batches
 from jformer.tasks.task import Task
 
-LEARNED = "tokenizers 2"  # what they are learned from; changed where the same options learn others
+LEARNED = "tokenizers 2"  # in the key of learned tokenizers; changed when the same options give others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +137,9 @@ def _given(config: Config) -> Iterator[str]:
 
 
 def with_vocabulary_of_parent(config: Config) -> tuple[Config, list[str]]:
-    """Return a new run's config with the options of the vocabulary that it takes over from its parent; and a note.
+    """Return a new run's config with the options of the vocabulary that it inherits from its parent; and a note.
 
-    Raises UserError for a vocabulary or symbols that the parent does not have.
+    Raises UserError for a vocabulary or symbols that the parent lacks.
     """
     data, parent = config.data, run_path(config.train.init_from)
     if not config.train.init_from or not (parent / "config.json").exists():
@@ -184,7 +184,7 @@ def _encoders(task: Task, pair: tuple[Tokenizer, Tokenizer], data: DataConfig) -
 def _open_training(parts: Sequence[SourceConfig], task: Task, cache_dir: str, workdir: Path | None) -> Iterator[Split]:
     """Yield the training splits, cleaned; with a workdir, examples of dropped pairs are written there.
 
-    Raises UserError for a rule that reads a target that is no text of its own.
+    Raises UserError for a rule that reads targets that are not texts of their own.
     """
     for number, part in enumerate(parts, start=1):
         for rule in part.clean:
@@ -202,7 +202,7 @@ def _open_training(parts: Sequence[SourceConfig], task: Task, cache_dir: str, wo
 def segmentations(tokenizers: tuple[Tokenizer, Tokenizer], data: DataConfig) -> Iterator[tuple[Tokenizer, Tokenizer]]:
     """Yield the tokenizers of the training text: the run's, or with BPE-dropout several, each for the whole text.
 
-    Raises UserError for tokenizers that were not learned here and that BPE-dropout cannot segment.
+    Raises UserError for tokenizers not learned here, which BPE-dropout cannot segment.
     """
     if not data.bpe_dropout:
         yield tokenizers

@@ -1,4 +1,4 @@
-"""Find the first non-finite part of an update, only after an update was skipped.
+"""Find the first non-finite part of an update; used only after an update was skipped.
 
 Recomputes the update while inspecting the output of every module; the training state is not changed.
 
@@ -63,7 +63,7 @@ class Examination:
         Args:
             model: whose modules are inspected.
             loss, tx, mesh, seed, frozen: those of `make_train_step`.
-            passes: of the model over each row, each with its own dropout; two with R-Drop.
+            passes: how many the model makes over each row, each with its own dropout; two with R-Drop.
         """
         self._model, self._gradient, self._tx, self._mesh = model, trained_gradient(loss, frozen), tx, mesh
         self._seed, self._passes, self._frozen = seed, passes, frozen
@@ -73,7 +73,7 @@ class Examination:
     def __call__(self, state: TrainState, batch: Batch, step: int) -> str:
         """Name the first non-finite part of the update of this state with this batch [a b …].
 
-        `step`, from 0, is that of the update, for the same dropout. All processes call it.
+        `step`, from 0, is the number of the update, for the same dropout. All processes call it.
         """
         processes.enter_phase(f"looking for non-finite values in update {step + 1}")
         program = self._compiled(state, batch, step)
@@ -84,11 +84,11 @@ class Examination:
         return f"the first non-finite value is {self._first(broken)}"
 
     def _compiled(self, *arguments: object) -> jax.stages.Compiled | None:
-        """Return the compiled program, or None if it does not fit in memory, as it holds more than an update does."""
+        """Return the compiled program, or None if it does not fit in memory: it holds more than an update does."""
         try:
             program = self.program.lower(*arguments).compile()
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" in str(error):  # as the compiler for TPUs says
+            if "RESOURCE_EXHAUSTED" in str(error):  # as the TPU compiler says
                 return None
             raise
         there, needed = available(self._mesh.local_devices[0]), program.memory_analysis()
@@ -184,7 +184,7 @@ class Examination:
     def _place(self, module: Module, layer: int) -> tuple[int, int, int]:
         """Return a sort key: when a module's stack first finishes, the layer, when the module itself finishes.
 
-        Of a module that was never called, the innermost one around it counts; if there is none, it comes last.
+        For a module that was never called, the innermost called one around it counts; if there is none, it comes last.
         """
         around = (module[:end] for end in range(len(module), 0, -1))
         own = next((self._calls.index(each) for each in around if each in self._calls), len(self._calls))

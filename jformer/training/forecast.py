@@ -1,4 +1,4 @@
-"""A forecast of the memory of a run, logged before anything is compiled; on a CPU one that cannot fit is refused.
+"""A forecast of the memory of a run, logged before anything is compiled; on a CPU, runs that cannot fit are refused.
 
 `memory` estimates the update, `machine` measures what is available. On a CPU the forecast covers the whole process:
 the program and its libraries, the text, the state, and what compiling and saving need in addition.
@@ -18,16 +18,16 @@ from jformer.training.memory import UpdateMemory
 
 MIB = 2**20
 COMPILING = 60 * MIB  # growth per layer of the compiled program, measured; see docs/performance.md
-UNFORESEEN = 0.25  # of the sum: the largest excess measured, see the lab book
-# Times the memory of a machine: a margin for forecasts of the update that are too high. Those for accelerators may be
-# twice too high (docs/performance.md), as only their compiler knows what it fuses: nothing is refused there.
+UNFORESEEN = 0.25  # share of the sum: the largest excess measured, see the lab book
+# Multiple of a machine's memory: a margin, because forecasts of the update may be too high. For accelerators they may
+# be twice the truth (docs/performance.md), since only the compiler knows what it fuses: nothing is refused there.
 CLEARLY = 1.2
 
 
 class Forecast(NamedTuple):
     """Bytes of a device, or of the whole process on a CPU."""
 
-    held: int  # already: program, text, state
+    held: int  # in use already: program, text, state
     updating: int  # the longest update or validation batch, in addition to the state
     # The largest growth of the heap, whose free parts the others can reuse: a copy of the state during a save, the
     # compiler's memory, or a second copy of an update's temporaries. (Freed temporaries stay in the heap, see `malloc`;
@@ -45,7 +45,7 @@ def memory_lines(
 ) -> Iterator[str]:
     """Yield lines about the memory of the longest update and validation batch, of the run, and of the device.
 
-    A warning follows if the run needs more than is free now. Raises UserError if on a CPU it clearly exceeds the total.
+    A warning follows if the run needs more than is free now. Raises UserError if a CPU run clearly exceeds the total.
 
     Args:
         config: of the run, whose options the remedies name.
@@ -72,7 +72,7 @@ def forecast(update: UpdateMemory, evaluation: int, there: Available, mesh: Mesh
     Args:
         update: bytes of the longest update on each device.
         evaluation: bytes of the longest validation batch on each device, in addition to the state; 0 = no validation.
-        there: the memory available, and held already.
+        there: the memory available, and that already in use.
         mesh: whose devices of this process are counted.
         layers: of the compiled program, which determine how much memory compiling takes.
     """

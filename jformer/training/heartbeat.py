@@ -17,7 +17,7 @@ from jformer.parallel import processes
 from jformer.storage import in_bucket, replace_content
 
 TERMINAL, FILE = 2.0, 30.0  # seconds without output before it reports, on a terminal or in a log
-WRITES, BUCKET_WRITES = 1.0, 30.0  # minimum seconds between writes of the file, which cost more in a bucket
+WRITES, BUCKET_WRITES = 1.0, 30.0  # minimum seconds between writes of the file; in a bucket, they cost more
 UPDATING = "updating"
 
 

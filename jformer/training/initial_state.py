@@ -33,7 +33,7 @@ from jformer.training.machine import refuse_state
 from jformer.training.state import Progress, TrainState, as_items, from_items
 
 LABELS_SHOWN = 5  # in a note
-# Options of a model that its parameters do not depend on, or whose other values have other parameters.
+# Model options that parameters do not depend on, or whose other values have other parameters.
 TRAINED_WITH = re.compile(
     r".*drop|.*vocab_size|.*max_length|d_|num_(layers|decoder|kv)|dtype|precision|init|execution\.|lora\.|"
     r"head\.(?!pooling|pooler_activation)|vision\.(?!mean|deviation)"
@@ -91,10 +91,10 @@ def inherit(
 
     Args:
         config: of the run.
-        tokenizers: of the run, whose labels and numbers may be others than the parent's.
+        tokenizers: of the run, whose labels and numbers may differ from the parent's.
         mesh: where the parent's parameters are placed.
         params: the parameters that were drawn.
-        new: False for a run of adapters that is resumed: it takes from its parent what it took when it began.
+        new: False for a resumed run of adapters: it takes from its parent what it took when it began.
 
     Raises:
         UserError: they do not fit the model, or are not finite.
@@ -119,7 +119,7 @@ def inherit(
 
 
 def in_unit(params: PyTree, before: Tokenizer, now: Tokenizer, origin: str, lora: LoraConfig) -> PyTree:
-    """Return a parent's parameters with the output of its head, if it gives numbers, in the unit of this run.
+    """Return a parent's parameters, with the output of a head for numbers converted to the unit of this run.
 
     Args:
         params: of the parent.
@@ -145,7 +145,7 @@ def in_unit(params: PyTree, before: Tokenizer, now: Tokenizer, origin: str, lora
 
 
 def other_answers(origin: str, parent: Tokenizer, target: Tokenizer, new: bool = True) -> list[str]:
-    """Return a note if the parent learned other answers (labels, numbers, spans), which its head is of no use for."""
+    """Return a note if the parent learned other answers (labels, numbers, spans), so that its head is of no use."""
     kinds = [isinstance(each, LabelTokenizer) + 2 * isinstance(each, NumberTokenizer) for each in (parent, target)]
     if kinds[0] != kinds[1] and new:
         return [f"init_from {origin}: its head has answers of another kind"]
@@ -157,9 +157,9 @@ def other_answers(origin: str, parent: Tokenizer, target: Tokenizer, new: bool =
 
 
 def other_options(origin: str, model: ModelConfig) -> list[str]:
-    """Return a note for each option of the parent's model whose other value computes with its parameters differently.
+    """Return a note for each option of the parent's model that differs and changes what its parameters compute.
 
-    Options of size need no note: other shapes are refused.
+    Sizes need no note: other shapes are refused.
     """
     before = dataclasses.asdict(load_config(run_path(origin) / "config.json").model)
     pairs = zip(flatten(before).items(), flatten(dataclasses.asdict(model)).values(), strict=True)
@@ -171,7 +171,7 @@ def other_options(origin: str, model: ModelConfig) -> list[str]:
 
 
 def _refuse_not_finite(params: PyTree, train: TrainConfig) -> None:
-    """Raise UserError for NaN or infinity; updates do not notice those that no gradient reaches."""
+    """Raise UserError for NaN or infinity; updates would not notice them where no gradient reaches."""
     for name, flags in named_leaves(jax.device_get(jax.jit(by_layer)(params))).items():
         if flags.any():
             keys = [key for key in ("init_from", "source_vectors", "target_vectors") if getattr(train, key)]
@@ -192,7 +192,7 @@ def put_vectors(
         if path:
             matched = match(tokenizer.tokens, Path(path).expanduser(), model.embedding_size)
             name = table_of(model, side)
-            name = name if name in params else "source_embedding"  # both texts of task embed are read by an encoder
+            name = name if name in params else "source_embedding"  # in task embed, an encoder reads both texts
             table = params[name]["embedding"].at[matched.ids].set(jnp.asarray(matched.vectors))
             params = {**params, name: {**params[name], "embedding": table}}
             notes.append(f"{name}: {matched.coverage}")

@@ -65,7 +65,7 @@ def kernel_line(
         shapes: of batches, short to long.
         prefix: whether the source precedes the target in the same row.
         sequence: devices that share the positions of a row, which is padded to a multiple of them.
-        parts: how many devices and microbatches share the rows and heads of a batch.
+        parts: the number of devices and microbatches that share the rows and heads of a batch.
 
     Raises:
         UserError: the kernel of model.execution.attention_kernel cannot be used, padding the rows for mesh.sequence

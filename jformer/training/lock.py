@@ -14,8 +14,8 @@ from jformer.storage import lock_of, open_lock
 def sole_trainer(workdir: Path) -> Iterator[None]:
     """Lock the run against a second trainer; the operating system releases the lock when this process ends.
 
-    Take the lock before opening anything of the run: opening removes the half-written files of a killed run, which may
-    be those of a live one. A directory created only for the lock is removed with it.
+    Take the lock before opening anything of the run: opening removes half-written files of a killed run, which might
+    belong to a live one. A directory created only for the lock is removed with it.
     """
     made = not workdir.exists()
     lock = lock_of(workdir)

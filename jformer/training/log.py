@@ -31,7 +31,7 @@ from jformer.training.state import Progress, TrainState
 from jformer.training.step import Metrics
 
 T = TypeVar("T")
-AHEAD = 2  # updates dispatched before the devices are done: they never idle, and a run stops soon when asked to
+AHEAD = 2  # updates dispatched in advance: the devices never idle, and a run stops soon when asked to
 
 
 class Works(NamedTuple):
@@ -81,7 +81,7 @@ class TrainingLog:
         self._work: list[Works] = []
         self._state: TrainState | None = None  # the newest
         self._waited = 0.0
-        self._rows = progress.rows  # expected in metrics.jsonl at the start
+        self._rows = progress.rows  # rows expected in metrics.jsonl at the start
         self._start, self._aside = start, 0.0  # seconds of validating and saving since update `start`
         self._compiled: set[Hashable] = set()  # shapes of batches
         self.skipped_in_row = 0  # updates, at the newest row
@@ -121,14 +121,14 @@ class TrainingLog:
             self._record.keep()
 
     def restart_clock(self) -> None:
-        """Start a new window for speeds and the time left; time between windows does not count as training."""
+        """Start a new window for speeds and the time left; time between windows is not training time."""
         now = time.monotonic()
         self._aside += now - self._since
         self._since = now
         self._bar.unpause()
 
     def waiting(self, items: Iterator[T]) -> Iterator[T]:
-        """Yield the items, and count the time they keep the training waiting."""
+        """Yield the items, and count how long they keep training waiting."""
         while True:
             began = time.monotonic()
             item = next(items)
@@ -139,7 +139,7 @@ class TrainingLog:
     def timing(self, step: int, shapes: Hashable) -> Iterator[bool]:
         """Dispatch update `step` inside; yields whether it is the first of its shapes, which compiles.
 
-        Compiling does not count as training, and the memory it leaves is given back.
+        Compiling does not count as training, and the memory it leaves behind is given back.
         """
         if shapes in self._compiled:
             yield False

@@ -31,10 +31,10 @@ def loop(
 
     The order of one turn is a contract: update, row, validation, checkpoint. So a row or a checkpoint of step s holds
     all of update s and nothing of the next, no window of rows spans a checkpoint, and a resumed run writes the same
-    rows, but for the one that a stop divides in two. The loop waits for the devices only when a row is due or a trace
+    rows, except for one that a stop splits in two. The loop waits for the devices only when a row is due or a trace
     begins or ends; otherwise it dispatches updates slightly ahead.
 
-    Skipped updates leave the parameters unchanged, so these are not validated or saved again, which would delete older
+    Skipped updates leave the parameters unchanged. They are not validated or saved again: that would delete older
     checkpoints.
 
     Args:
@@ -53,7 +53,7 @@ def loop(
     for batch, work in log.waiting(batches):
         step = progress.step + 1
         shapes = tuple(array.shape for array in jax.tree.leaves(batch))
-        # Starting and writing a trace takes longer than other updates.
+        # Starting and writing a trace makes an update slower.
         processes.enter_phase(f"update {step}", kind=None if step in train.profiled() else shapes)
         with log.profile.update(step, lambda: state):  # noqa: B023 (it is called within this turn)
             with log.timing(step, shapes) as first:
@@ -81,7 +81,7 @@ def loop(
             processes.enter_phase(f"saving update {step}")
             checkpoints.save(step, as_items(state), dataclasses.asdict(progress), selection_cost)
             saved_step = step
-            give_back_freed_memory()  # the copies fragment the heap, and updates would need more
+            give_back_freed_memory()  # copies fragment the heap, so that updates would need more
             log.heartbeat.enter(UPDATING)
             log.restart_clock()
         if stopping or has_ended(train, progress):

@@ -41,7 +41,7 @@ def available(device: jax.Device) -> Available | None:
 
 
 def in_one_memory(size: int, mesh: Mesh) -> int:
-    """Return how many bytes `size` on each device are of what `available` measures: CPU devices share one memory."""
+    """Return the bytes that `size` on each device takes of what `available` measures: CPU devices share one memory."""
     return size * (len(mesh.local_devices) if mesh.local_devices[0].platform == "cpu" else 1)
 
 

@@ -14,12 +14,12 @@ def keep_freed_memory() -> None:
     """Make the C library keep freed memory for the next update; call this before any thread starts.
 
     XLA:CPU allocates all temporaries of an update at once and frees them after it. By default, blocks of this size go
-    back to the operating system and come back as untouched pages, hundreds of thousands an update; faulting them in
+    back to the operating system and come back as untouched pages, hundreds of thousands per update; faulting them in
     took a quarter of its time. The price: the process keeps its peak size until `give_back_freed_memory`. Does nothing
-    where an accelerator computes, or without glibc.
+    if an accelerator computes, or without glibc.
 
-    A thread that has started already has a heap of its own. glibc lets later threads share it, XLA's among them, and
-    blocks of over 64 MB that these allocate go back every time.
+    A thread that has already started has its own heap. glibc lets later threads share it, XLA's among them, and blocks
+    over 64 MB that these allocate go back every time.
     """
     set_option = _glibc("mallopt")
     if set_option and computes_on_cpu():
@@ -36,7 +36,7 @@ def give_back_freed_memory() -> None:
 
 
 def computes_on_cpu() -> bool:
-    """Return whether JAX will compute on the CPU, without starting it: by JAX_PLATFORMS, or if no device is found."""
+    """Return, without starting JAX, whether it will compute on the CPU: by JAX_PLATFORMS, or if no device is found."""
     named = os.environ.get("JAX_PLATFORMS", "")
     return named.split(",")[0] == "cpu" if named else not any(map(glob.glob, ACCELERATORS))
 

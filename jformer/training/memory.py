@@ -3,7 +3,7 @@
 The estimate follows from shapes alone. Activations are the values alive at the same time in the traced forward and
 backward program, each from its definition to its last use; the real update is traced, so dropout, remat and the chunks
 of the loss are included. The compiler fuses some values away, and keeps copies of weights and random words that the
-program does not show; docs/performance.md has the ratio to what XLA reports for its programs.
+program does not show; docs/performance.md has the ratio to what XLA reports.
 """
 
 import functools
@@ -77,7 +77,7 @@ def update_memory(train_step: TrainStep, state: TrainState, frozen: PyTree, batc
     """
     (passes,) = _equations(_traced(train_step, state, batch), "shard_map")
     parameters, optimizer, average, rows = map(device_bytes, (state.params, state.opt_state, state.ema, batch))
-    fsdp = batch["row"].sharding.mesh.shape[FSDP]  # whose devices share the rows that the traced program works on
+    fsdp = batch["row"].sharding.mesh.shape[FSDP]  # these devices share the rows of the traced program
     activations = max(peak_bytes(_needed(program)) for program in _programs(passes)) // fsdp
     return UpdateMemory(
         parameters=parameters,
@@ -130,7 +130,7 @@ def _traced(step: Callable[..., object], *arguments: PyTree) -> Jaxpr:
 
 
 def _kept(equation: Any) -> float:
-    """Return the share of an equation's results that is alive while its body runs: those of earlier iterations."""
+    """Return the share of an equation's results that is alive while its body runs: results of earlier iterations."""
     if equation.primitive.name not in LOOPS:
         return 0.0
     return 1 - 1 / equation.params["length"] if _unrolled(equation) else 1.0
@@ -141,7 +141,7 @@ def _unrolled(equation: Any) -> bool:
 
 
 def _fused(program: Any) -> dict[Any, set[Any]]:
-    """Return, for every value that is fused into its one reader, the stored values that are read instead."""
+    """Return, for every value fused into its only reader, the stored values that are read instead."""
     readers = Counter(var for equation in program.eqns for var in _variables(equation.invars))
     readers.update(2 * [*_variables(program.outvars)])  # results are stored
     origins: dict[Any, set[Any]] = {}

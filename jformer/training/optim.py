@@ -20,12 +20,12 @@ from jformer.models.parts import in_stacks
 from jformer.parallel.sharding import named_leaves, parameter_names
 from jformer.tasks.sums import Scalar
 
-Count = int | Array  # of the updates applied so far
+Count = int | Array  # updates applied so far
 Schedule = Callable[[Count], Scalar]
 """Updates applied so far → learning rate of the next one."""
 
-# Of Adam's peak times sqrt(d_model). The recipes in configs/ are below (Multi30k's is 0.057, that of 2017 is 0.016); a
-# run at 0.1 collapsed to a model whose every output is the same word.
+# Limit of Adam's peak times sqrt(d_model). The recipes in configs/ are below it (Multi30k's is 0.057, that of 2017 is
+# 0.016); a run at 0.1 collapsed to a model that outputs a single word.
 USUAL_PEAK = 0.06
 
 KEPT = 16  # optimizers, cached by key
@@ -81,7 +81,7 @@ def _warmup_factor(step: Count, params: ScheduleParams) -> Array:
 
 
 def _decay_progress(step: Count, params: ScheduleParams, updates: int) -> Array:
-    """Rise from 0 to 1, reached just after the last update, so that each of the last `updates` changes the rate."""
+    """Rise from 0 to 1, reached just after the last update, so that the rate changes at each of the last `updates`."""
     return jnp.clip((step + 1.0 - (params.num_steps - updates)) / (updates + 1), 0.0, 1.0)
 
 
@@ -132,8 +132,8 @@ class Optimizer(NamedTuple):
     transform: optax.GradientTransformation
     frozen: PyTree  # a tree of booleans, True for parameters that are not trained; None if all are
     base: tuple[str, ...]  # names of the parameters that adapters leave to train.init_from: not in checkpoints
-    frozen_parts: Mapping[str, Frozen]  # what the gradients of `frozen` would cost, for `update_flops`
-    keeps_finite: bool  # no gradient of a finite norm leads to a parameter that is not finite
+    frozen_parts: Mapping[str, Frozen]  # gradients that `frozen` saves, for `update_flops`
+    keeps_finite: bool  # no gradient of finite norm makes a parameter non-finite
 
 
 def build_optimizer(model: Model, options: OptimConfig, num_steps: int, freeze: Sequence[str] = ()) -> Optimizer:
@@ -166,9 +166,9 @@ def _build_optimizer(model: Model, options: OptimConfig, params: ScheduleParams,
 def keeps_finite(options: OptimConfig) -> bool:
     """Return whether parameters stay finite after all gradients of a finite norm.
 
-    Such gradients are below 1.9e19 everywhere, and so is Adam's mean of them. Without further ones, whose squares would
-    divide it, it moves a parameter by less than its rate * 1.9e19 / epsilon / (1 - b1) in all. With these bounds, and
-    a width of 1e-6 of mup's base, that is 1.9e38; float32 ends at 3.4e38.
+    Such gradients are below 1.9e19 everywhere, and so is Adam's mean of them. Even without further ones, whose squares
+    would divide it, Adam moves a parameter by less than its rate * 1.9e19 / epsilon / (1 - b1) in all. With these
+    bounds, and a width of 1e-6 of mup's base, that is 1.9e38; float32 ends at 3.4e38.
     """
     own = options.optimizer in ("adam", "adamw") and options.schedule in SCHEDULES
     shrinks = options.learning_rate * options.weight_decay <= 1
@@ -181,7 +181,7 @@ def build_schedule(options: OptimConfig, num_steps: int, d_model: int) -> Schedu
 
 
 def schedule_params(options: OptimConfig, num_steps: int, d_model: int) -> ScheduleParams:
-    """Return the parameters of a run's schedule; the run's length counts only if the schedule has an end."""
+    """Return the parameters of a run's schedule; the run's length matters only if the schedule has an end."""
     ends = options.schedule not in OPEN_SCHEDULES
     return ScheduleParams(
         warmup=options.warmup_steps(num_steps),
@@ -278,8 +278,8 @@ def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """Apply a transform to each parameter on its own, and to each layer of those stacked under 'block'.
 
     Parameters of a stack are one array, layers first. Transforms that take statistics of a matrix (Adafactor, LAMB)
-    would mix the layers, and one that looks for matrices (Muon) would take stacked biases for one. What needs all
-    parameters at once, such as clipping by the global norm or a mask by names, belongs outside.
+    would mix the layers, and one that looks for matrices (Muon) would take stacked biases for one. Anything that needs
+    all parameters at once, such as clipping by the global norm or a mask by names, belongs outside.
     """
 
     def apply(function: Callable[..., Any], stacked: bool, *leaves: Any) -> Any:

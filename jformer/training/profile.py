@@ -15,7 +15,7 @@ class Profile:
     """Traces the updates of train.profile_steps."""
 
     def __init__(self, folder: Path, updates: range, show: Callable[[str], None]) -> None:
-        """Trace `updates`, counted from 1 and possibly none, into `folder`, which must be on a local disk."""
+        """Trace `updates`, counted from 1, if any, into `folder`, which must be on a local disk."""
         if updates and in_bucket(folder):
             raise UserError("train.profile_steps: a trace cannot be written to a bucket; use a --workdir on a disk")
         self._folder, self._updates, self._show = folder, updates, show

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from etils.epath import Path
 
 without_torch = sys.modules.setdefault("torch", None) is None  # type: ignore[arg-type]
-# Where torch is installed, tensorboardX would import it, which takes seconds and is of no use here.
+# tensorboardX would import torch if it is installed, which takes seconds and is of no use here.
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter, directory_check
 from tensorboardX.summary import scalar
@@ -58,16 +58,16 @@ class AppendedFile:
             self._file.write(line + "\n")
             self._file.flush()
         except OSError as error:
-            self._failed = True  # closing would fail again to write the buffer
+            self._failed = True  # closing would fail again, writing the buffer
             raise unwritten(self._path, error) from error
 
     def keep(self) -> None:
-        """Write all lines; after this they outlive the process."""
+        """Write all lines; from then on they outlive the process."""
         if not isinstance(self._file, io.StringIO):
             return
         try:
             self._path.write_text(self._file.getvalue())
-        except Exception as error:  # those of buckets are not all OSErrors
+        except Exception as error:  # buckets do not only raise OSErrors
             self._failed = True
             raise unwritten(self._path, error) from error
 
@@ -91,7 +91,7 @@ class JsonlWriter(AppendedFile):
         """Drop the rows of later steps and a half-written last line, atomically; return how many rows are left.
 
         `read` parses a line; its second argument is the line's place, for messages. Raises UserError for any other line
-        that is not a row, or not what was written.
+        that is not a row, or was changed.
         """
         if not path.exists():
             return 0
@@ -106,14 +106,14 @@ class JsonlWriter(AppendedFile):
 class TensorBoardWriter:
     """Writes the numbers of rows as scalars `split/name`, without TensorFlow.
 
-    It writes synchronously and raises errors of the disk. In tensorboardX's SummaryWriter an error ends the writing
-    thread, and callers then block for ever once its queue is full.
+    It writes synchronously and raises disk errors. In tensorboardX's SummaryWriter, an error ends the writing thread,
+    and callers block forever once its queue is full.
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
         """Open an event file; TensorBoard ignores `purge_step` and later steps of earlier files."""
         directory_check(str(folder))
-        self._flushes_itself = not in_bucket(folder)  # where each flush uploads the whole file
+        self._flushes_itself = not in_bucket(folder)  # in a bucket, each flush uploads the whole file
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self._events = RecordWriter(f"{folder}/{name}")
         self._add(Event(file_version="brain.Event:2"))
@@ -146,7 +146,7 @@ class TensorBoardWriter:
 
     @contextlib.contextmanager
     def _closed_by_error(self) -> Iterator[None]:
-        """Close the file after a failed write; otherwise Python does on exit, and prints the error again."""
+        """Close the file after a failed write; otherwise Python would on exit, printing the error again."""
         try:
             yield
         except OSError:
@@ -159,7 +159,7 @@ class Record:
     """The files of a run, and the trackers that receive its rows, TensorBoard among them.
 
     The run continues without a tracker that fails, and without training.log. Rows and answers are required: if they
-    cannot be written, the run ends with a UserError, and writes them again when it is resumed.
+    cannot be written, the run ends with a UserError, and rewrites them when resumed.
     """
 
     def __init__(self, workdir: Path, config: Config, step: int, show: Callable[[str], None]) -> None:
@@ -207,7 +207,7 @@ class Record:
             self._show(f"training.log gets no further lines: {error.__cause__}")
 
     def keep(self) -> None:
-        """Flush everything; after this it outlives the process."""
+        """Flush everything; from then on it outlives the process."""
         self._metrics.keep()
         self._samples.keep()
         if self._text:

@@ -53,7 +53,7 @@ def _fits(key: str, value: object) -> bool:
 
 
 def is_figure(value: object) -> bool:
-    """Return whether a value is a finite number, or null for a missing value or one not finite."""
+    """Return whether a value is a finite number, or null for a missing or non-finite one."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value is None
     return abs(value) <= sys.float_info.max

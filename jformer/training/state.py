@@ -22,12 +22,12 @@ APART = ("params", "ema")  # fields of a state that are checkpoint items of thei
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that the next update depends on, apart from config and data."""
+    """Everything that the next update depends on, apart from config and data."""
 
     step: jax.Array  # updates tried, which is also the number of the next batch
     params: PyTree
     opt_state: optax.OptState
-    ema: PyTree  # exponential moving average of the parameters but those of the base, or None
+    ema: PyTree  # exponential moving average of all parameters but the base's, or None
     skipped: jax.Array  # updates not applied because they were not finite
     skipped_in_row: jax.Array
     # Names of the parameters that checkpoints leave out
@@ -44,7 +44,7 @@ class Progress:
     best: float | None = None  # the best validation so far: a loss, or the score that train.best_by names
     best_step: int = 0  # its update; 0 while no validation was finite
     since_best: int = 0  # validations
-    measured: dict[str, Any] = dataclasses.field(default_factory=dict)  # options that the best was measured with
+    measured: dict[str, Any] = dataclasses.field(default_factory=dict)  # options with which the best was measured
     data: list[str] = dataclasses.field(default_factory=list)  # fingerprints of the token arrays trained on
     valid: list[str] = dataclasses.field(default_factory=list)  # and of those for validation
     tokenizers: list[str] = dataclasses.field(default_factory=list)  # fingerprints of source and target

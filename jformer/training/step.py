@@ -26,7 +26,7 @@ from jformer.training.state import TrainState
 
 AD: Any = jax.ad  # whose types lack `GradValue`
 KEPT = 8  # compiled updates
-# Of the compiler, by platform. cuBLAS adds biases, and sums of gradients, within its products; Triton's cannot.
+# Compiler options, by platform. cuBLAS adds biases and sums of gradients within its products; Triton's cannot.
 XLA_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 
 
@@ -35,7 +35,7 @@ class Metrics(NamedTuple):
 
     sums: Sums
     grad_norm: Scalar  # of all parameters that are trained, before clipping
-    skipped: Array  # updates so far that were not applied, as they were not finite
+    skipped: Array  # updates so far that were not applied because they were not finite
     skipped_in_row: Array  # the most recent consecutive ones; 0 after an applied update
 
 
@@ -47,11 +47,11 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 def trained_gradient(loss: LossFn, frozen: PyTree = None) -> Callable[..., tuple[PyTree, Sums]]:
-    """Return the function that differentiates the sum of `loss` over rows [b …] by the parameters that are trained.
+    """Return the function that differentiates the sum of `loss` over rows [b …] with respect to the trained parameters.
 
-    It is a `GradientFn` with an optional fourth argument, a tree like the parameters: where it has a reference to an
-    array, the gradient is added to that array; where it has None, the gradient is returned. Parameters that
-    are marked in `frozen`, a tree of booleans, are None in the gradient; without marks all are trained.
+    It is a `GradientFn` with an optional fourth argument, a tree like the parameters: if a leaf is a reference to an
+    array, the gradient is added to that array; if it is None, the gradient is returned. Parameters that are marked in
+    `frozen`, a tree of booleans, are None in the gradient; without marks all are trained.
     """
 
     def gradient(params: PyTree, rows: Batch, key: Key[Array, ""], added: PyTree = None) -> tuple[PyTree, Sums]:
@@ -72,7 +72,7 @@ def trained_gradient(loss: LossFn, frozen: PyTree = None) -> Callable[..., tuple
 
 
 def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn:
-    """Return the function that differentiates the mean of `loss` over a batch, as `trained_gradient` does its sum.
+    """Return the function that differentiates the mean of `loss` over a batch, as `trained_gradient` does the sum.
 
     Each part of the axes `data` and `sequence` differentiates the sum over its own rows and positions, a microbatch at
     a time. Gradients and sums are added over the axes in one psum and divided by the global count: never a mean of
@@ -82,9 +82,9 @@ def make_gradient(loss: LossFn, mesh: Mesh, frozen: PyTree = None) -> GradientFn
     Positions are padded to a multiple of `sequence`, which changes what attention dropout draws: a run refuses that
     (`kernel_line` of `introduction`), this function does not.
 
-    On accelerators each layer adds its gradients to those of earlier microbatches in place, while JAX by itself stacks
-    the gradients of all layers and adds the stack in a pass of its own. Tables are added whole, as XLA moves more bytes
-    to scatter into a sum, and so is everything on CPUs, where unrolled layers move fewer bytes that way.
+    On accelerators, each layer adds its gradients to those of earlier microbatches in place, while JAX by itself stacks
+    the gradients of all layers and adds the stack in a separate pass. Tables are added whole, because XLA moves more
+    bytes to scatter into a sum. So is everything on CPUs, where unrolled layers move fewer bytes that way.
     """
     differentiate = trained_gradient(loss, frozen)
 
@@ -121,7 +121,7 @@ def mean_of(total: PyTree, count: Float[Array, ""]) -> PyTree:
 
 
 def _shard_as_parameters(gradient: PyTree) -> PyTree:
-    """Let each gradient be sharded as its parameter, so that only shards of gradients are summed."""
+    """Shard each gradient like its parameter, so that only shards of gradients are summed."""
     return jax.tree.map(lambda g, spec: constrain_sharding(g, *spec), gradient, parameter_specs(gradient))
 
 
@@ -170,11 +170,11 @@ def make_train_step(
         loss: of a task joined with a model, from `make_loss`.
         tx: the optimizer, whose state the train state holds.
         mesh: over which rows are split, and parameters with mesh.fsdp.
-        seed: with the number of the update, what dropout draws its masks from.
+        seed: with the number of the update, determines the masks of dropout.
         ema_decay: of the moving average, above 0 and below 1; 0.0 for a state without one.
         frozen: a tree of booleans: marked parameters have no gradient and do not count in the norm.
             None = all are trained.
-        keeps_finite: that of the optimizer; True saves the pass over the new parameters that looks for NaN.
+        keeps_finite: that of the optimizer; True saves a pass over the new parameters that looks for NaN.
     """
     marks, tree = jax.tree.flatten(frozen)
     return _make_train_step(loss, tx, mesh, seed, ema_decay, (tuple(marks), tree), keeps_finite, target())
@@ -210,7 +210,7 @@ def _make_train_step(
             return {"params": params, "opt_state": opt_state, "ema": ema}
 
         new = updated(state)
-        # A finite gradient can still end in NaN: by epsilon or a learning rate that float32 cannot hold.
+        # A finite gradient can still lead to NaN, if epsilon or the learning rate does not fit float32.
         finite = all_finite((norm, sums["loss"].total, () if keeps_finite else (new["params"], new["ema"])))
         if not keeps_finite and _computed_again(state.opt_state, split(state.params, frozen)[0]):
             new = updated(jax.lax.optimization_barrier((finite, state))[1])
@@ -227,10 +227,10 @@ def _make_train_step(
 
 
 def _computed_again(opt_state: optax.OptState, trained: PyTree) -> bool:
-    """Return whether computing a new state again is quicker than writing one that nobody may keep.
+    """Return whether recomputing a new state is quicker than writing one that may not be kept.
 
-    Not on CPUs, and not with factored moments, which take sums over whole gradients: XLA keeps those sums, and repeats
-    the rest by itself.
+    It is not on CPUs, nor with factored moments, which take sums over whole gradients: XLA keeps those sums, and
+    repeats the rest by itself.
     """
     return target().platform != "cpu" and optax.tree.size(opt_state) >= optax.tree.size(trained)
 
@@ -238,8 +238,8 @@ def _computed_again(opt_state: optax.OptState, trained: PyTree) -> bool:
 def all_finite(tree: PyTree) -> jax.Array:
     """Return whether no array of a tree holds a NaN or an infinity.
 
-    The barrier makes the result one number. Without it XLA fuses the reduction over all arrays into the kernel of each
-    array that depends on it, so that the program grows with the square of their number. On CPUs, XLA of JAX 0.10
-    ignores barriers.
+    The barrier makes the result one number. Without it, XLA fuses the reduction over all arrays into the kernel of each
+    dependent array, so that the program grows with the square of their number. On CPUs, XLA of JAX 0.10 ignores
+    barriers.
     """
     return jax.lax.optimization_barrier(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all())

@@ -33,7 +33,7 @@ class Tracker(Protocol):
         """Send a row, which has `step` and `split`."""
 
     def keep(self) -> None:
-        """Flush; nothing to do where each row is sent at once."""
+        """Flush; does nothing if each row is sent at once."""
 
     def close(self, failed: bool) -> None:
         """Send the remaining rows, and mark the run as finished or failed."""

@@ -24,7 +24,7 @@ from jformer.training.log import TrainingLog
 from jformer.training.rows import Sample
 from jformer.training.state import Progress, TrainState
 
-LABELLED = 1_000  # examples searched for the first ones of each label
+LABELLED = 1_000  # examples to search for the first ones of each label
 PROMPT = 40  # characters of a validation text that a language model continues
 
 
@@ -42,9 +42,9 @@ def validate(
 ) -> float:
     """Write the rows of a validation and show some answers; return the selection cost of the parameters.
 
-    The cost is what train.best_by names, negated where higher is better, so lower costs are better. Losses are means
-    over the tokens of all texts, scores means over texts. Each of several texts gets a row of its own, and so does a
-    moving average of the parameters; these decide nothing.
+    The cost is the metric that train.best_by names, negated if higher is better, so lower costs are better. Losses are
+    means over the tokens of all texts, scores means over texts. Each of several texts gets a row of its own, and so
+    does a moving average of the parameters; these rows do not affect the cost.
 
     Args:
         validation: the functions and examples.
@@ -99,7 +99,7 @@ def note_best(progress: Progress, value: float, best_by: str) -> None:
 
 
 def forget_best(progress: Progress, now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """Forget a best value measured with other options, record the current options, and return a line if it did.
+    """Forget a best value measured with other options, record the current options, and return a line about it if so.
 
     Args:
         progress: of the run, which may hold the options of its best.
@@ -119,7 +119,7 @@ def forget_best(progress: Progress, now: Mapping[str, Any], before: Mapping[str,
 def answered_examples(kind: str, shown: int, scored: int, valid: Split) -> list[Pair]:
     """Return the first examples of the validation text to answer: those to show, or those to score if more.
 
-    If labels are only shown, the examples alternate between labels, as a text may be sorted by them.
+    If labels are only shown, the examples alternate between labels, because a text may be sorted by them.
 
     Args:
         kind: what the task answers, as `Task.answer` has it; "" = nothing.
@@ -130,7 +130,7 @@ def answered_examples(kind: str, shown: int, scored: int, valid: Split) -> list[
     count = max(shown, scored)
     if kind in ("", MASKS) or not count:  # texts have no masks yet
         return []
-    if kind == VECTOR and not scored:  # retrieval searches among the scored ones
+    if kind == VECTOR and not scored:  # retrieval searches the scored ones
         return []
     read = valid.read(Counter())
     if kind in ("label", "labels") and not scored:
@@ -150,7 +150,7 @@ def of_each_label(examples: Sequence[Pair]) -> list[Pair]:
 
 
 def prompt(text: str) -> str:
-    """Return the first PROMPT characters of a text, without a word that they cut.
+    """Return the first PROMPT characters of a text, without a word cut off at the end.
 
     >>> prompt("It was the best of times, it was the worst of times")
     'It was the best of times, it was the'

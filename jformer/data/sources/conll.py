@@ -21,7 +21,7 @@ COMMENTS = "comment lines skipped"
 DOCUMENTS = "document marks skipped"
 REPAIRED = "tags I-X that begin a span, made B-X"
 DOCUMENT = "-DOCSTART-"
-CONLL_U = 10  # columns, of which the first counts the words of a sentence, and the seventh names another of them
+CONLL_U = 10  # columns; the first numbers the words of a sentence, the seventh holds the number of a word's head
 BEGIN_OR_INSIDE = re.compile(r"O|[BI]-\S+")
 
 
@@ -103,9 +103,9 @@ def _read_columns(path: Path, invalid: str, counts: Counter[str]) -> Iterator[Ta
 
 
 def _fault_of(line: str, cells: Sequence[str], columns: int, first: bool) -> str:
-    """Return why a line is not a word and its tag, or has another number of columns than those before; else "".
+    """Return why a line is not a word and its tag, or why its number of columns differs from earlier lines; else "".
 
-    `first`: of a sentence, where a line of CoNLL-U is known by its number.
+    `first`: whether the line begins a sentence, where CoNLL-U is recognized by its number.
     """
     if first and len(cells) == CONLL_U and cells[0] in ("1", "1-2") and re.fullmatch(r"\d+|_", cells[6]):
         what = "looks like CoNLL-U, whose lines begin with a number and end in notes"

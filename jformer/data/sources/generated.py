@@ -17,7 +17,7 @@ from jformer.data.sources import quickstart
 from jformer.data.sources.split import Pair, Split, fingerprint
 from jformer.errors import UserError, check_choice
 
-FORMAT = 2  # of fingerprints, which a cache holds
+FORMAT = 2  # of cached fingerprints
 MAX_LETTERS = 20
 HELD_OUT = 500  # pairs of "valid", and of "test"
 

@@ -35,8 +35,8 @@ class CachedSplit(NamedTuple):
 def path_of(asked: Sequence[str | int], build: Callable[..., object]) -> Path | None:
     """Return the path of a split made by `build`.
 
-    None if this machine has no private folder for the cache, or `build` no file whose code could be its key: it is of a
-    notebook, or no function.
+    None if this machine has no private folder for the cache, or if `build` has no file to hash: it was defined in a
+    notebook, or is no function.
     """
     folder, code = own_folder("generated"), code_of(build)
     return folder / f"{digest_of([*asked, code])}.jsonl" if folder and code else None
@@ -67,7 +67,7 @@ def save(path: Path | None, fingerprint: str, pairs: Sequence[Pair]) -> None:
         replace_content(path, json.dumps(head).encode() + b"\n" + body)
 
 
-@functools.cache  # by function: one that was made again has read its file again
+@functools.cache  # by function: a redefined one has reread its file
 def code_of(build: Callable[..., object]) -> str:
     """Return the digest of all code in a function's folder and of the versions of Python and the libraries it uses.
 
@@ -80,7 +80,7 @@ def code_of(build: Callable[..., object]) -> str:
     if not file.is_file():
         return ""
     folder = file.parent
-    files = [path for path in sorted(folder.rglob("*.py")) if path.is_file()]  # no dangling link, as an editor's lock
+    files = [path for path in sorted(folder.rglob("*.py")) if path.is_file()]  # no dangling link, like an editor's lock
     contents = {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     return digest_of([contents, platform.python_version(), *map(version, LIBRARIES)])
 

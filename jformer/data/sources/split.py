@@ -31,12 +31,12 @@ class Pair(NamedTuple):
     target: str
     group: str = ""
     others: tuple[str, ...] = ()  # further references; blank where a file of references has none for this line
-    start: int | None = None  # of an answer in its context, from 0; None without an answer and for any other target
-    languages: tuple[str, str] = ("", "")  # of source and target, to answer and to score with; see `data.vocabularies`
+    start: int | None = None  # of an answer in its context, from 0; None without an answer and for other targets
+    languages: tuple[str, str] = ("", "")  # of source and target, for answering and scoring; see `data.vocabularies`
 
     @property
     def references(self) -> tuple[str, ...]:
-        """The texts that an answer is compared with, without blank ones unless there is no other."""
+        """The texts that an answer is compared with; blank ones only if there is no other."""
         return tuple(text for text in (self.target, *self.others) if text.strip()) or (self.target,)
 
 
@@ -83,7 +83,7 @@ def find_shards(folder: str, split: str, suffixes: list[tuple[str, ...]]) -> lis
         suffixes: the layouts, as in [(".en", ".de"), (".tsv",)].
 
     Raises:
-        UserError: there is none, or a shard is incomplete, duplicate, or missing among those NAME-00000-of-00500.
+        UserError: there is none, or a shard is incomplete, duplicate, or missing from a series NAME-00000-of-00500.
     """
     root, stems = find_folder(folder, remote=True), list[str]()
     for part in split.split("+"):

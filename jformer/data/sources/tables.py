@@ -62,7 +62,7 @@ def _batches(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of a file from row `first` on, in parts, each with the number of its first row.
 
-    They have the columns that are needed, or for Parquet no columns, to count rows. Parquet begins at a group of rows.
+    They have the columns that are needed, or for Parquet none, to count rows. Parquet begins at a row group.
     """
     try:
         with path.open("rb") as file:
@@ -96,7 +96,7 @@ def _open_arrow(file: BinaryIO) -> Any:
 
 
 def _column(schema: pa.Schema, name: str, path: Path) -> None:
-    """Raise UserError if a table has no text or class column of a name."""
+    """Raise UserError if a table has no text or class column of this name."""
     field = schema.field(name) if name in schema.names else None
     if field is None and "translation" in schema.names:
         nested = schema.field("translation").type
@@ -107,7 +107,7 @@ def _column(schema: pa.Schema, name: str, path: Path) -> None:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return whether a column has texts, perhaps as numbers of a dictionary, as pandas' categories are stored."""
+    """Return whether a column has texts, perhaps dictionary-encoded, as pandas' categories are stored."""
     return any(is_text(kind.value_type if pa.types.is_dictionary(kind) else kind) for is_text in TEXTS)
 
 
@@ -128,7 +128,7 @@ def _texts(batch: pa.RecordBatch, name: str) -> list[bytes | None]:
 
 
 def _classes(schema: pa.Schema, name: str) -> list[str]:
-    """Return the names of the classes of a column, as `datasets` stores them; none for another column."""
+    """Return the names of a column's classes, as `datasets` stores them; none for other columns."""
     stored = (schema.metadata or {}).get(b"huggingface")
     features = (parse_object(stored).get("info") or {}).get("features") if stored else None
     feature = (features or {}).get(name)  # an object, or a list for a column of lists

@@ -22,7 +22,7 @@ TABLES: list[tuple[str, ...]] = [(".tsv",), (".jsonl",)]
 
 
 class Shard(NamedTuple):
-    """The files of a shard of a split, with equally many lines."""
+    """The files of a shard of a split, all with the same number of lines."""
 
     paths: tuple[Path, ...]
     lines: int
@@ -47,7 +47,7 @@ def open_files(config: SourceConfig, split: str) -> Split:
 
 
 def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]:
-    """Return the shards and the digests of their files. Raise UserError if the sides of one differ in lines."""
+    """Return the shards and the digests of their files. Raise UserError if the sides of one differ in length."""
     shards, digests = list[Shard](), list[str]()
     for number, files in enumerate(paths, start=1):
         found = list(map(digest, files))
@@ -133,7 +133,7 @@ def open_labelled(config: SourceConfig, split: str) -> Split:
     languages = (config.source_language, config.target_language)
     shards, digests = _checked(find_shards(config.dir, split, TABLES))
     identity = fingerprint("labelled 2", *digests, languages, config.invalid)
-    read = functools.partial(_read_labelled, languages, config, shards)  # a line is compared with the first of all
+    read = functools.partial(_read_labelled, languages, config, shards)  # each line is compared with the very first
     return Split(split, identity, read, size=sum(each.lines for each in shards))
 
 

@@ -71,7 +71,7 @@ def _read(
         if not name:
             return ""
         if name in classes:
-            if (number := int(record[name])) < 0:  # as in test sets whose labels are secret
+            if (number := int(record[name])) < 0:  # as in test sets with secret labels
                 raise ValueError(f"{name!r} has no class")
             return classes[name][number]
         return admit(decode(record[name], invalid), counts, invalid, lines=not languages[0])

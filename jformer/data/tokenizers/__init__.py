@@ -81,7 +81,7 @@ class Tokenizer(Protocol):
 
 
 class OwnTokenizer(Protocol):
-    """The class of a tokenizer of your own, which data.tokenizer names as `package.module:Class`.
+    """The class of a user-defined tokenizer, which data.tokenizer names as `package.module:Class`.
 
     It saves a JSON object whose key "kind" is that name and whose other keys are arguments of the class; use `OneFile`
     and `to_json` of `jformer.data.tokenizers.symbols`.
@@ -97,7 +97,7 @@ class OwnTokenizer(Protocol):
 def spellings(tokenizer: Tokenizer, phrase: str) -> list[list[int]]:
     """Return the token sequences that a phrase can have in a text: at its start, after a space, and within a word.
 
-    Those that contain another one are left out; so is white space at the end, as `closed` does.
+    Those that contain another one are left out; trailing white space is dropped, as `closed` does.
     """
     if not phrase:
         return []
@@ -119,7 +119,7 @@ def beginning(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def following(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text that continues another one, whose last word it may be a part of."""
+    """Return the ids of a text that continues another one, perhaps in the middle of a word."""
     cut = unprefixed(tokenizer)
     alone, *whole = cut([text, *(head + text for head in BEFORE)])
     both = zip(cut(BEFORE), whole, strict=True)
@@ -127,7 +127,7 @@ def following(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def closed(tokenizer: Tokenizer, text: str) -> str:
-    """Return the beginning of a text without its trailing white space, if the next token may begin with that space.
+    """Return the beginning of a text without trailing white space, if the next token may begin with that space.
 
     Subwords may; characters and bytes have a token for the space, which stays.
     """
@@ -200,7 +200,7 @@ def _from_json(kind: str, **stored: Any) -> Tokenizer:
     return (STORED[kind] if kind in STORED else functools.partial(ListTokenizer, kind))(**stored)
 
 
-STORED: dict[str, Callable[..., Tokenizer]] = {  # of the other fields of a JSON file; further kinds are lists
+STORED: dict[str, Callable[..., Tokenizer]] = {  # called with the other fields of a JSON file; further kinds are lists
     "byte": ByteTokenizer,
     "fast": FastTokenizer,
     "image": ImageTokenizer,
@@ -208,7 +208,7 @@ STORED: dict[str, Callable[..., Tokenizer]] = {  # of the other fields of a JSON
     "pieces": PiecesTokenizer,
     **{kind: functools.partial(LabelTokenizer, kind) for kind in ("label", "labels", "tag")},
 }
-TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {  # of the arguments of `learn` behind the kind
+TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {  # called with the arguments of `learn` after the kind
     "word": lambda lines, size, norm, _: learn_list("word", lines, norm, size - NUM_SYMBOLS),
     "char": lambda lines, _size, norm, _: learn_list("char", lines, norm, None),
     "byte": lambda _lines, _size, norm, _: ByteTokenizer(norm),

@@ -17,13 +17,13 @@ from jformer.data.tokenizers.symbols import NUM_SYMBOLS, UNK
 DRAWS = 8  # segmentations of a frequent word, used in turn
 REMEMBERED = 32  # characters of the longest word whose segmentations are cached: longer ones are rare
 LONGEST = 200  # characters segmented at once, as time grows with their square: texts without spaces are one word
-WORDS = re.compile(f"▁[^▁]{{0,{LONGEST - 1}}}|[^▁]{{1,{LONGEST}}}")  # no piece has a space but at its start
+WORDS = re.compile(f"▁[^▁]{{0,{LONGEST - 1}}}|[^▁]{{1,{LONGEST}}}")  # pieces have a space only at their start
 
 
 class BpeDropout(SubwordTokenizer):
     """A BPE model that drops each merge with some probability at each step. Decoding is unchanged."""
 
-    in_order = True  # the draws depend on the texts before
+    in_order = True  # the draws depend on the preceding texts
 
     def __init__(self, tokenizer: SubwordTokenizer, share: float, key: str) -> None:
         """Wrap a model.
@@ -59,7 +59,7 @@ class BpeDropout(SubwordTokenizer):
         return [self._encode(text) for text in self._processor.normalize(list(lines))]
 
     def _encode(self, text: str) -> list[int]:
-        parts = enumerate(self._symbols.split(text))  # every second one is a symbol
+        parts = enumerate(self._symbols.split(text))  # every other one is a symbol
         words = itertools.chain.from_iterable([part] if i % 2 else WORDS.findall(part) for i, part in parts)
         ids = itertools.chain.from_iterable(map(self._next_cut, words))
         # As in sentencepiece, adjacent unknown characters are one token.

@@ -93,7 +93,7 @@ class ByteTokenizer(OneFile):
 
 
 class LabelTokenizer(ListTokenizer):
-    """Labels, numbered as listed: a text is one ("label"), or several ("labels"; "tag", one a word). No others."""
+    """Labels, numbered as listed: a text is one ("label") or several ("labels"; "tag": one a word). No others."""
 
     def __init__(self, kind: str, normalization: str, tokens: Sequence[str], counts: Sequence[int] = ()) -> None:
         super().__init__(kind, normalization, tokens, **({"counts": counts} if counts else {}))
@@ -122,7 +122,7 @@ class LabelTokenizer(ListTokenizer):
 def learn_labels(kind: str, lines: Iterable[str], normalization: str) -> LabelTokenizer:
     """List the labels of the training text in alphabetical order, and count the examples of each.
 
-    Raises UserError for labels that differ only in leading or trailing white space, and if there is none.
+    Raises UserError for labels that differ only in leading or trailing white space, and if there are none.
     """
     split, normalize = RULES[kind][0], NORMALIZATIONS[normalization]
     counts = Counter(label for line in lines if line.strip() for label in split(normalize(line)))

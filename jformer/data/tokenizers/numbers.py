@@ -13,7 +13,7 @@ class NumberTokenizer(OneFile):
     """A number is one id: its distance from the mean, in standard deviations, as the 32 bits of a float."""
 
     vocab_size = 1 << 32
-    tokens: list[str] = []  # noqa: RUF012  # they are not listed
+    tokens: list[str] = []  # noqa: RUF012  # numbers are not listed
     symbols = Symbols(unk=-1)
 
     def __init__(self, mean: float, deviation: float) -> None:
@@ -26,7 +26,7 @@ class NumberTokenizer(OneFile):
         return [[int(bits)] for bits in values.view(np.uint32)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the number of one id, to six digits, and more where numbers are large for their deviation."""
+        """Return the number of one id, to six digits, or more where numbers are large relative to their deviation."""
         (value,) = np.array(ids, np.uint32).view(np.float32)
         number = float(value) * self.deviation + self.mean
         ratio = min(max(abs(number) / self.deviation, 1), 1e9)  # a float has 15 digits

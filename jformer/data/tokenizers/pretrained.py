@@ -32,7 +32,7 @@ class FastTokenizer(OneFile):
         """Wrap a tokenizer.json.
 
         Args:
-            content: of the tokenizer.json.
+            content: the tokenizer.json.
             symbols: the fields of `Symbols`, for `read_symbols`.
             prefix: put in front of every text.
             cleanup: whether decoding removes spaces as `clean_up` does.
@@ -107,7 +107,7 @@ class FastTokenizer(OneFile):
     def extended(self, tokens: Sequence[str], before: int, rows: int) -> "FastTokenizer":
         """Return a tokenizer with further tokens, where the embedding had `before` rows and now has `rows`.
 
-        Raises UserError if the library, which counts the tokens, does not number them from the largest id on.
+        Raises UserError if the library would not number them from the largest id on.
         """
         fast = library().Tokenizer.from_str(self.content)
         fast.add_tokens(list(tokens))
@@ -126,7 +126,7 @@ class FastTokenizer(OneFile):
 
 
 class PiecesTokenizer(OneFile):
-    """A sentencepiece model, whose pieces have the ids of a list of their own (Marian, M2M-100)."""
+    """A sentencepiece model whose pieces get their ids from a separate list (Marian, M2M-100)."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ def read_symbols(stored: Mapping[str, object]) -> Symbols:
 
 
 def clean_up(text: str) -> str:
-    """Remove the space before English punctuation and clitics, as the BERT of transformers does in decoding."""
+    """Remove the space before English punctuation and clitics, as transformers does when decoding BERT."""
     for apart in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(apart, apart.strip())
     return text

@@ -12,7 +12,7 @@ import sentencepiece
 from jformer.data.tokenizers.symbols import BOS, EOS, PAD, SYMBOLS, UNK, UNKNOWN, OneFile, texts_only
 from jformer.errors import UserError
 
-THREADS = -1  # that encode texts: -1 = one per core; 1 in a worker process, as others use the other cores
+THREADS = -1  # that encode texts: -1 = one per core; 1 in a worker process, because others use the other cores
 LONGEST_LINE = 4_096  # characters of a training line; longer lines are split
 NORMALIZATIONS = ("identity", "nfkc")
 KINDS = ("unigram", "bpe")  # by the number that sentencepiece gives them, from 1
@@ -82,7 +82,7 @@ class SubwordTokenizer(OneFile):
 
     @property
     def is_ours(self) -> bool:
-        """Whether texts are prepared as by models that jformer learns, which other libraries can reproduce."""
+        """Whether texts are prepared as in models that jformer learns, which other libraries can reproduce."""
         spec = self._stored.normalizer_spec
         plain = spec.add_dummy_prefix and spec.escape_whitespaces and not spec.remove_extra_whitespaces
         known = plain and spec.name in NORMALIZATIONS and not (self.kind == "unigram" and self.byte_fallback)
@@ -172,8 +172,8 @@ def learn_subwords(
 def read_subwords(path: Path, symbols: Sequence[str] = (), controls: Sequence[str] = ()) -> SubwordTokenizer:
     """Read a sentencepiece model from a file, its pieces renumbered after our four symbols and the added ones.
 
-    Pieces are chosen by their scores, so their numbers are free. `symbols` and `controls` are as for
-    `learn_subwords`, also where the model has such pieces. Raises UserError for anything but a BPE or unigram model.
+    Pieces are chosen by their scores, so their numbers are arbitrary. `symbols` and `controls` are as for
+    `learn_subwords`, even if the model has such pieces. Raises UserError for anything but a BPE or unigram model.
     """
     try:
         stored = _parsed(path.read_bytes())

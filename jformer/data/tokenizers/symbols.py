@@ -20,7 +20,7 @@ UNKNOWN = "⁇"  # how decoded text shows UNK
 class Symbols(NamedTuple):
     """The special ids of a vocabulary, some of which may be equal. The defaults are those of jformer's tokenizers.
 
-    An encoder's text is (bos where the task asks for it), before, text, eos, after; a decoder reads bos first.
+    An encoder reads (bos, if the task needs it), before, text, eos, after; a decoder reads bos first.
     """
 
     pad: int = PAD  # padding, never decoded; may be past the vocabulary
@@ -29,7 +29,7 @@ class Symbols(NamedTuple):
     unk: int = UNK  # -1: nothing is unknown
     before: tuple[int, ...] = ()  # such as a language; a search begins with it
     after: tuple[int, ...] = ()
-    between: tuple[int, ...] = ()  # in front of every text of an example but the first
+    between: tuple[int, ...] = ()  # before every text of an example but the first
     noise: tuple[int, ...] = ()  # masks or sentinels, in order; without any, ids past the vocabulary serve
 
     @property

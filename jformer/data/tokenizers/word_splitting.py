@@ -18,7 +18,7 @@ TOKEN = re.compile(rf"{_CLITIC}|{_WORD}|\.{{2,}}|-{{2,}}|\S")
 
 _NO_SPACE_BEFORE = re.compile(r"(?i:n['’]t|['’](?:s|re|ve|ll|d|m))|\.{2,}|[.,;:!?%)\]}…”’»/、。，！？：；）]")
 _NO_SPACE_AFTER = frozenset("([{„‚«$£#¿¡/（")
-_QUOTES = {'"': '"', "'": "'", "“": "„", "‘": "‚"}  # a mark that opens or closes, and the mark that it closes
+_QUOTES = {'"': '"', "'": "'", "“": "„", "‘": "‚"}  # a mark that opens or closes → the opening mark that it closes
 _CLOSING_QUOTES = frozenset("\"'“”‘’»")
 
 
@@ -36,9 +36,9 @@ def join(tokens: Iterable[str]) -> str:
 
     One space separates two tokens, except: none before a clitic, closing punctuation, closing brackets or %; none
     after opening brackets, „ ‚ « $ £ # ¿ ¡; none around a slash; none between a closing quote and a hyphenated word.
-    Straight quotes open and close by turns; “ and ‘ close a German quotation where one is open, and open otherwise.
+    Straight quotes open and close in turn; “ and ‘ close an open German quotation, and otherwise open one.
 
-    So some spacing does not come back: several spaces, or those at an end; "5 %", "$ 5" and "a / b" lose one, "€5" and
+    So some spacing is not restored: several spaces, or those at an end; "5 %", "$ 5" and "a / b" lose one, "€5" and
     »inverted guillemets« gain one; an apostrophe that ends a word counts as a quote; text already tokenised is joined.
     """
     pieces: list[str] = []

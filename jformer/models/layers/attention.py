@@ -48,7 +48,7 @@ class Attention(nn.Module):
 
     config: ModelConfig
     site: Site  # of the dropout of weights
-    layers: int = 1  # of the stack, and DeepNorm's beta: for the initial kernels
+    layers: int = 1  # of the stack, and DeepNorm's beta: for initial kernels
     beta: float = 1.0
 
     def setup(self) -> None:
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         positions: Int[Array, "b t"] | None,
         product: Float[Array, "b t _"] | None = None,
     ) -> Float[Array, "b t h k"]:
-        """Project queries; with positions, rotary ones are rotated. `product` is that of x, where it is known."""
+        """Project queries; with positions, rotary ones are rotated. `product` is that of x, if known."""
         q = self.q(x, product).reshape(*x.shape[:-1], self.config.num_heads, -1)  # [b t h·k] → [b t h k]
         return self.rotary(q, positions)
 
@@ -86,7 +86,7 @@ class Attention(nn.Module):
         positions: Int[Array, "b s"] | None = None,
         products: Sequence[Float[Array, "b s _"] | None] = (None, None),
     ) -> KeyValue:
-        """Project keys and values; with positions, rotary keys are rotated. `products` are those of y, where known."""
+        """Project keys and values; with positions, rotary keys are rotated. `products` are those of y, if known."""
         heads = (*y.shape[:-1], self.config.kv_heads, -1)
         k = self.k(y, products[0]).reshape(heads)  # [b s g·k] → [b s g k]
         v = self.v(y, products[1]).reshape(heads)
@@ -103,7 +103,7 @@ class Attention(nn.Module):
     ) -> Float[Array, "b t d"]:
         """Attend from x to keys and values. Where intermediates are collected, sow the weights and their mask.
 
-        Where `sequence` splits positions, a device holds some of x and kv, and attends over whole rows with some heads.
+        If `sequence` splits positions, a device holds part of x and kv, and attends over whole rows with some heads.
 
         Args:
             x: the hidden states that queries are projected from.
@@ -118,7 +118,7 @@ class Attention(nn.Module):
 
         q, scale = kv["q"] if "q" in kv else self.queries(x, positions), c.query_scale
         if positions is not None and c.positions == "transformer_xl":
-            q, bias = self.distance(q)  # its own bias: the stack makes those of other schemes
+            q, bias = self.distance(q)  # a bias of its own: for other schemes, the stack makes it
         q = positions_to_heads(q, c.kv_heads)
         kv = {"k": positions_to_heads(kv["k"], c.kv_heads), "v": positions_to_heads(kv["v"], c.kv_heads)}
         keys = kv["k"].shape[1]
@@ -169,7 +169,7 @@ class Attention(nn.Module):
         """Attend in a fused kernel of TPUs and project, saving no array twice for the backward pass.
 
         A kernel would save its arrays as [b h t k], whose last axis TPUs pad to 128, beside the projections
-        [b t h·k]. Only the projections are saved here, in the order in which the kernel reads them. Of the kernel's
+        [b t h·k]. Here only the projections are saved, in the order in which the kernel reads them. Of the kernel's
         output and the input of `o`, its transpose, only the first is saved.
         """
         arrays = q, kv["k"], kv["v"]
@@ -236,10 +236,10 @@ class Attention(nn.Module):
 
 
 def project_self(attention: Attention, x: Float[Array, "b t d"], positions: Int[Array, "b t"]) -> KeyValue:
-    """Project what self-attention needs, on GPUs in one product, so that its gradient is one product, too.
+    """Project what self-attention needs; on GPUs in one product, so that its gradient is one product, too.
 
     XLA joins the three forward, but not backward, where it writes and adds three gradients of x. A subclass may project
-    otherwise, and shares of a kernel over `tensor` are not side by side.
+    differently, and shares of a kernel over `tensor` are not contiguous.
     """
     alone = target().platform != "gpu" or parts(TENSOR) > 1 or attention.is_initializing()
     if alone or type(attention) is not Attention:

@@ -44,7 +44,7 @@ def attend(
     """Attention: softmax(scale · q·k + bias)·v, and its weights before dropout (Vaswani et al. 2017, equation 1).
 
     Each of the g heads of keys and values serves r neighbouring heads of queries (Ainslie et al. 2023). Softmax is
-    float32, and on CPUs the scores. A query that sees no key gets finite, undefined weights.
+    float32; on CPUs, so are the scores. A query that sees no key gets finite, undefined weights.
 
     Args:
         q: of h heads.
@@ -57,7 +57,7 @@ def attend(
     """
     b, t, h, _ = q.shape
     s, g = kv["k"].shape[1:3]
-    # Scale the queries rather than the scores, of which there are more.
+    # Scale the queries, not the scores, of which there are more.
     q = (q * scale).reshape(b, t, g, h // g, -1)  # [b t h k] → [b t g r k]
     scores = query_key_scores(q, kv["k"])  # [b g r t s], float32
     scores = scores.reshape(b, h, t, s)
@@ -113,7 +113,7 @@ def softmax_values(
 ) -> Float[Array, "b t h u"]:
     """Sum values by the softmax of float32 scores, rounded to the dtype of values, after dropout.
 
-    For the gradient, only weights before dropout are kept, except on CPUs, where drawing masks again is slow.
+    For the gradient, only the weights before dropout are kept, except on CPUs, where redrawing masks is slow.
     """
     return _values(_kept(_weights(scores, v.dtype), v.dtype, drop_weights, first), v)
 
@@ -147,7 +147,7 @@ def _gpu_backward(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array | None
     d_bias = None
     if bias is not None:
         d_bias = d_scores.astype(bias.dtype)
-        if bias.shape[0] == 1:  # summed now: else XLA keeps the gradients of all layers, to sum them at the end
+        if bias.shape[0] == 1:  # summed now: else XLA keeps the gradients of all layers and sums them at the end
             d_scores, d_bias = apart((d_scores, d_bias.sum(0, keepdims=True)))
     return d_scores.astype(jnp.float32), d_bias, None, dv, None, None
 
@@ -163,10 +163,10 @@ def softmax_values_gpu(
 ) -> Float[Array, "b t h u"]:
     """Sum values by the softmax of scores + bias where the mask allows it, after dropout, for GPUs.
 
-    For the gradient, the scores are kept as they were multiplied, in the dtype of values, with the highest of each
-    query and its sum. A kernel finds these two, one makes weights and drops some, and one repeats that beside the
+    For the gradient, the scores are kept as multiplied, in the dtype of values, with the highest score and the sum for
+    each query. One kernel finds these two, one makes weights and drops some, and one repeats that together with the
     gradient. Left to itself, XLA computes softmax twice, writes the dropout of all layers at the start, and sums
-    gradients in a kernel of their own.
+    gradients in a separate kernel.
 
     Args:
         scores: float32, products of the dtype of v.
@@ -184,7 +184,7 @@ def _weights_again(scores: Array, bias: Array | None, mask: Array | None, sums: 
 def _highest_and_sum(scores: Float[Array, "b h t s"]) -> tuple[Float[Array, "b h t 1"], Float[Array, "b h t 1"]]:
     """Return the highest score of each query, and the sum of exp(score - highest), in one pass.
 
-    Joining two parts takes many more instructions than a sum, so eight keys far from each other are joined at once.
+    Joining two parts takes many more instructions than a sum, so eight distant keys are joined at once.
     """
     count = next(count for count in (8, 4, 2, 1) if scores.shape[-1] % count == 0)
     parts = jnp.split(scores, count, axis=-1)
@@ -196,9 +196,9 @@ def _highest_and_sum(scores: Float[Array, "b h t s"]) -> tuple[Float[Array, "b h
 
 
 def join_exponentials(highest: Array, total: Array, other_highest: Array, other_total: Array) -> tuple[Array, Array]:
-    """Return the highest of two parts, and their joint sum of exp(x - highest).
+    """Return the highest value of two parts, and their joint sum of exp(x - highest).
 
-    The sum of the part with the lower highest is scaled down (Milakov and Gimelshein 2018, section 3).
+    The sum of the part with the lower maximum is scaled down (Milakov and Gimelshein 2018, section 3).
     """
     scale = jnp.exp(-jnp.abs(highest - other_highest))
     joint = jnp.where(highest < other_highest, total * scale + other_total, total + other_total * scale)
@@ -245,7 +245,7 @@ def attend_in_slices(
     drop_weights: DropWeights,
     size: int,
 ) -> Float[Array, "b t h u"]:
-    """Attend from a slice of queries at a time to those keys that causality, or a window, leaves to any of them.
+    """Attend from a slice of queries at a time to the keys that causality, or a window, lets any of them see.
 
     Of t² scores, causality leaves (t + size) / 2t; a window about size + window of each query. Nothing is recomputed.
 
@@ -283,7 +283,7 @@ def attend_few_queries(
 ) -> tuple[Float[Array, "m g q u"], Float[Array, "m g q e"]]:
     """Attend from a few queries to the entries of a cache; also return the weights.
 
-    On CPU, few rows are slow as a matrix product and fast as sums of products, which XLA fuses.
+    On CPU, a matrix product of few rows is slow; sums of products, which XLA fuses, are fast.
 
     Args:
         q: the queries of a sentence and group: of its beams, their new tokens, and the heads that share its keys.
@@ -297,7 +297,7 @@ def attend_few_queries(
         scores = products.sum(3)
     else:
         scores = jnp.einsum("mgqk,mgke->mgqe", q, k, preferred_element_type=jnp.float32)
-    scores = scores * scale + (0.0 if bias is None else bias)  # float32, as here queries may be bfloat16
+    scores = scores * scale + (0.0 if bias is None else bias)  # float32, because queries may be bfloat16 here
     scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores)
     kept = weights.astype(q.dtype)

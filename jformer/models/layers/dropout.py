@@ -78,9 +78,9 @@ def dropout(
         rate: rounded to a multiple of 1/65,536.
         key: None = nothing is dropped.
         site: where in a layer this is, so that no two places draw the same mask.
-        places: in their rows, of the elements of x along each axis between rows and features; None = x has the
-            positions that this device has of its rows.
-        part: the index of x's first feature and the number of all of them, if x has some of a row's features.
+        places: the positions in their rows of the elements of x, for each axis between rows and features; None = x has
+            the positions that this device holds.
+        part: the index of x's first feature and the number of all features, if x has only some of them.
     """
     if key is None or rate == 0.0:
         return x
@@ -91,7 +91,7 @@ def dropout(
     def drop(x: Array, words: Array) -> Array:
         return dropped(x, _mask(words, rate, first, size, features), rate)
 
-    if target().platform == "tpu":  # hash again for gradients instead of writing and reading masks
+    if target().platform == "tpu":  # hash again for gradients rather than write and read masks
         drop = jax.checkpoint(drop, prevent_cse=False)
     return drop(x, words)
 
@@ -118,8 +118,8 @@ def dropped(x: Float[Array, "*a"], keep: Bool[Array, "*a"], rate: float) -> Floa
 def _mask(words: UInt32[Array, "*a"], rate: float, first: int, size: int, features: int) -> Bool[Array, "*a f"]:
     """Draw which features are kept, `size` of a row's `features` from `first` on, from the words of positions.
 
-    There are two ways to the same mask. Joining halves takes half the hashes, but one more fusion on GPUs, and an
-    exchange between devices that share the features.
+    There are two ways to compute the same mask. Joining halves takes half the hashes, but one more fusion on GPUs, and
+    an exchange between devices that share the features.
     """
     half = (features + 1) // 2
     if target().platform == "gpu" or parts(TENSOR) > 1:

@@ -73,7 +73,7 @@ class FeedForward(nn.Module):
         nonlinearity = activation_of(c)
         if c.activation in GATES:
             y = recomputed(lambda gate, up: nonlinearity(gate) * up)(*hidden)
-        elif c.activation == "relu":  # its gradient needs only the sign
+        elif c.activation == "relu":  # for its gradient the sign is enough
             y = nonlinearity(*hidden)
         else:
             y = recomputed(nonlinearity)(*hidden)

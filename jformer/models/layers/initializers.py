@@ -50,9 +50,9 @@ TABLES: dict[str, dict[str, float]] = {  # deviations; others have d_model^-0.5,
 def kernel_init(config: ModelConfig, role: str, layers: int = 1, beta: float = 1.0) -> Init:
     """Return the initializer of a kernel float32 [in out] in a stack of `layers`.
 
-    With attention_scale 'one' the queries' kernel carries the 1/sqrt(k) that attention leaves out. `beta` is DeepNorm's
-    (Wang et al. 2022) and shrinks what its paper shrinks. With mup deviations scale as width^-0.5 under every rule, and
-    the projection to logits starts at zero (Yang et al. 2022, appendix D.2).
+    With attention_scale 'one', the queries' kernel includes the 1/sqrt(k) that attention omits. `beta` is DeepNorm's
+    (Wang et al. 2022) and shrinks what the paper shrinks. With mup, deviations scale as width^-0.5 under every rule,
+    and the projection to logits starts at zero (Yang et al. 2022, appendix D.2).
     """
     if config.parametrization == "mup" and role == "head":
         return nn.initializers.zeros_init()
@@ -64,7 +64,7 @@ def kernel_init(config: ModelConfig, role: str, layers: int = 1, beta: float = 1
 
 
 def table_init(config: ModelConfig, role: str) -> Init:
-    """Return the initializer of a table float32 [rows d]: normal, truncated at two deviations where kernels are."""
+    """Return the initializer of a table float32 [rows d]: normal, truncated at two deviations if kernels are."""
     draw = nn.initializers.truncated_normal if config.init == "bert" else nn.initializers.normal
     return draw(TABLES.get(config.init, {}).get(role, config.scale_width**-0.5))
 

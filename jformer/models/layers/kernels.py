@@ -25,22 +25,22 @@ from jformer.parallel.deterministic import asks_deterministic
 MAX_PAIRS = 2_048**2  # of a query and a key in a row; above, our own code attends in chunks: docs/decisions/0034
 CHUNK = 512  # queries of a chunk
 SLICE = 256  # queries of a slice of causal attention; 128 or 512 move more bytes of GPT-2 on an H100
-SMALL_CHUNK, LEAST_CHUNK = 128, 64  # queries of a chunk on TPUs: products of fewer leave most of a core idle
+SMALL_CHUNK, LEAST_CHUNK = 128, 64  # queries of a chunk on TPUs: products with fewer leave most of a core idle
 ON_CHIP = 2**23  # scores of a chunk there, tens of MB, that stay beside the cores, forward and backward
 LEAST_SCORES = 2**15  # of a head in a chunk: with fewer, a chunk moves as many bytes
-LEAST_PAIRS = 512**2  # from which splash attention pays off: a block costs a third of a microsecond (same record)
+LEAST_PAIRS = 512**2  # from which splash attention pays off: each block costs a third of a microsecond (same record)
 BLOCKS = (2_048, 1_024, 512, 256, LANES)  # of positions
 BLOCK = 512  # up to which they may be as long as a row
 ROWS = "rows"  # the kernel of row_kernel
 ROW_BYTES = 2**19  # of the queries or keys of a head, in it
-FUSED = {"tpu": (ROWS, "splash"), "gpu": ("cudnn",)}  # the first that can is taken
-MULTIPLES = {"tpu": LANES, "gpu": 8}  # of positions, which fused kernels take without padding rows
+FUSED = {"tpu": (ROWS, "splash"), "gpu": ("cudnn",)}  # the first that supports a call is taken
+MULTIPLES = {"tpu": LANES, "gpu": 8}  # of positions: lengths that fused kernels take without padding
 CUDNN_NEEDS = 8.0  # compute capability: Ampere
 SPLASH_MASKS = {Rule(): "FullMask", Rule(causal=True): "CausalMask"}  # rules that splash attention supports
 
 
 class Call(NamedTuple):
-    """The properties of an attention that decide on its kernel."""
+    """The properties of an attention call that determine its kernel."""
 
     dtype: str
     queries: int
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     rule: Rule = Rule()
     biased: bool = False
     drops: bool = False  # attention dropout is active
-    shows: bool = False  # the weights are collected
+    shows: bool = False  # the attention weights are collected
     tensor: int = 1  # devices that share the heads
     arrays: int = 1  # of queries x keys on a device: its rows times its heads
 
@@ -62,14 +62,14 @@ class KernelChoice(NamedTuple):
 
 
 def known_length(length: object) -> int:
-    """Return a length, or 1 where an exported program leaves it symbolic, so that it does not affect the choice."""
+    """Return a length, or 1 if an exported program leaves it symbolic, so that it does not affect the choice."""
     return length if isinstance(length, int) else 1
 
 
 def choose_kernel(config: ModelConfig, target: Target, call: Call) -> KernelChoice:
     """Return the kernel: a fused one within its limits, else chunks on TPUs and for long rows, slices of causal ones.
 
-    Of the fused ones only `ROWS` drops weights. None returns them, or has values of another size than keys.
+    Of the fused ones, only `ROWS` drops weights. None returns weights, or supports values of another size than keys.
     """
     refused = f"on {target.platform} there is no fused one"
     for kernel in FUSED.get(target.platform, ()):
@@ -102,7 +102,7 @@ def _refusal(kernel: str, config: ModelConfig, target: Target, call: Call) -> st
         f"cuDNN's needs compute capability {CUDNN_NEEDS}, and {target.kind} has {target.capability}": (
             cudnn and target.cuda < CUDNN_NEEDS
         ),
-        # Its compiler looks up the second of two equal attentions under another name: openxla/xla pull request 46500
+        # XLA's compiler looks up the second of two equal attentions under another name: openxla/xla pull request 46500
         "with --deterministic XLA fails on cuDNN's": cudnn and asks_deterministic(),
         "its weights are collected": call.shows,
         f"model.attention_dropout={config.attention_dropout} drops weights": call.drops and not rows,
@@ -140,8 +140,8 @@ def calls_of(config: ModelConfig, source: int, target: int, prefix: bool = False
 
     Args:
         config: of a Transformer.
-        source, target: positions of a row on either side; of images their pixels, which do not matter. Vectors of an
-            encoder-decoder are read after its encoder.
+        source, target: positions of a row on either side; for images their pixels, which do not matter. Vectors of an
+            encoder-decoder come from its encoder.
         prefix: whether the source precedes the target in the same row.
     """
     positions = config.num_patches + (config.family == "vit" and config.head.pooling == "first")
@@ -160,7 +160,7 @@ def calls_of(config: ModelConfig, source: int, target: int, prefix: bool = False
 
 
 def build_error(kernel: str, target: Target, size: int, call: Call) -> str:
-    """Return why a fused kernel within its limits does not run here, or ''; elsewhere the compiler will show."""
+    """Return why a fused kernel within its limits does not run here, or ''. For absent devices, compiling will show."""
     device = jax.local_devices()[0]
     if target_of(device) != target:
         return ""
@@ -169,9 +169,9 @@ def build_error(kernel: str, target: Target, size: int, call: Call) -> str:
 
 @functools.cache
 def _build_error(device: jax.Device, kernel: str, dtype: str, size: int, causal: bool, biased: bool) -> str:
-    """Return why a kernel does not run forward and backward on a device that is here, or ''.
+    """Return why a kernel does not run forward and backward on a local device, or ''.
 
-    It runs in its own thread, because this one may be tracing a program over a mesh.
+    It runs in a separate thread, because this one may be tracing a program over a mesh.
     """
     length = BLOCK
 
@@ -203,7 +203,7 @@ def _build_error(device: jax.Device, kernel: str, dtype: str, size: int, causal:
 
 
 def splash_blocks(queries: int, keys: int, size: int) -> dict[str, tuple[int, int]]:
-    """Return how many queries and keys a block of splash attention has in its kernels, `fwd` and `dkv`.
+    """Return how many queries and keys a block has in the kernels of splash attention, `fwd` and `dkv`.
 
     Forward, the keys are read again for each block of queries. Backward, the queries are read again for each block of
     keys, which also writes its share of their gradient. But only whole blocks that the mask hides are skipped, and on a
@@ -273,8 +273,8 @@ def attend_splash(
 
     Padding attends to padding, unlike in our own code; no other position reads it. One kernel computes all gradients,
     where separate ones would make scores twice; it needs the output and the logarithms of the sums, named `SAVED`.
-    Positions are the last axis in memory: projections are written so, without a transpose, and TPUs do not pad them, as
-    they pad the axis of a head's size to 128.
+    Positions are the last axis in memory: projections are written that way without a transpose, and TPUs do not pad
+    them, whereas they pad an axis of head size to 128.
 
     Args:
         q, kv, scale: those of `dot_product.attend`, with t and s multiples of 128.

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 REMAT: dict[str, Callable[..., bool] | None] = {  # what a block saves for the backward pass, if not everything
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # the projections, but no attention
-    "full": jax.checkpoint_policies.nothing_saveable,  # its input
+    "full": jax.checkpoint_policies.nothing_saveable,  # only its input
 }
 MOST_UNROLLED = {"gpu": 24, "tpu": 6}  # layers of a stack by default; more take minutes to compile
 FINITE = "finite"  # the collection in which blocks report outputs that are not finite
@@ -27,8 +27,8 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
 
     Its first argument is carried from layer to layer, its second is the layer's number; the others are broadcast. With
     `config.shared_layers` (Dehghani et al. 2019; Lan et al. 2020) the axis is there too, with one entry for all layers.
-    `init`: whether parameters are being initialised: in a loop, as XLA:GPU fuses the draws of several layers into
-    kernels that take it 40 s to compile.
+    `init`: whether parameters are being initialised: then layers run in a loop, because XLA:GPU would fuse the draws of
+    several layers into kernels that take 40 s to compile.
     """
     everywhere = nn.broadcast
     shared = config.shared_layers
@@ -50,10 +50,10 @@ def over_layers(block: type[nn.Module], config: ModelConfig, layers: int, init: 
 
 
 def recomputed(function: F) -> F:
-    """Return a function of arrays that keeps only its arguments for the backward pass, except on CPUs.
+    """Return a function of arrays that saves only its arguments for the backward pass, except on CPUs.
 
-    Accelerators would write and read the residuals of each step, but recompute them for free inside the kernel that
-    needs them. Where layers are unrolled, as on GPUs, XLA must be kept from merging the two computations.
+    Otherwise accelerators would write and read the residuals of each step, which they recompute for free inside the
+    kernel that needs them. If layers are unrolled, as on GPUs, XLA must be kept from merging the two computations.
     """
     platform = target().platform
     if platform == "cpu":
@@ -66,7 +66,7 @@ def _written_out(config: ModelConfig, layers: int) -> int:
 
     Loops copy a layer's residuals into and out of arrays of all layers, which on GPUs is half of all kernels. On TPUs
     they first fill those arrays with zeros if an encoder and a decoder have arrays of the same shape. But unrolled
-    layers compile more slowly, and if rematerialised, take more memory (docs/performance.md).
+    layers compile more slowly and, if rematerialised, take more memory (docs/performance.md).
     """
     platform = target().platform
     if platform == "cpu":

@@ -20,7 +20,7 @@ def logits_dtype() -> str | None:
 
 
 class Dense(nn.Module):
-    """x · kernel + bias, with kernel float32 [d f]; `split` says how the devices of a mesh share it."""
+    """x · kernel + bias, with kernel float32 [d f]; `split` tells how the devices of a mesh share it."""
 
     features: int
     kernel_init: Init

@@ -1,4 +1,4 @@
-"""Products whose gradients are written by hand: for the speed of CPUs, and for kernels that many devices share.
+"""Products with hand-written gradients: for speed on CPUs, and for kernels that many devices share.
 
 Arrays in, arrays out: no parameters here. Axes: d inputs, f outputs; in attention
 b rows, t query positions, s key positions, g heads of keys, r query heads of each, k size of a query and key, u of
@@ -27,12 +27,12 @@ def gradient_by_hand(
 ) -> Callable[[F], F]:
     """Decorate a function with a hand-written gradient; under `jax_gradients(True)` JAX derives it instead.
 
-    JAX differentiates a function with a hand-written gradient only once and in reverse mode, others in every mode and
+    JAX differentiates a function with a hand-written gradient only once, in reverse mode; others, in every mode and
     order.
 
     Args:
         forward, backward: those of `jax.custom_vjp`.
-        static: the arguments that are not differentiated and hashable, its `nondiff_argnums`.
+        static: the arguments that are hashable and not differentiated, its `nondiff_argnums`.
         zeros: its `symbolic_zeros`.
     """
 
@@ -66,7 +66,7 @@ def _output(y: Array, split: str | None) -> Array:
 
 
 def materialized(x: Array) -> Array:
-    """Compute x, transposed or not, before it is multiplied.
+    """Have x, transposed or not, computed before it is multiplied.
 
     XLA:CPU would fuse its computation into the transposing copy that the weight gradient needs, which then reads and
     writes a few bytes at a time. On other platforms, products read either layout.
@@ -75,7 +75,7 @@ def materialized(x: Array) -> Array:
 
 
 def apart(tree: PyTree) -> PyTree:
-    """Keep XLA:GPU from computing arrays anew in every kernel that reads them."""
+    """Keep XLA:GPU from recomputing arrays in every kernel that reads them."""
     return jax.lax.optimization_barrier(tree) if target().platform == "gpu" else tree
 
 
@@ -97,7 +97,7 @@ def _multiply_backward(
     g = materialized(_output(g.astype(x.dtype), split))
     rows = tuple(range(x.ndim - 1))
     dx = jnp.einsum("...f,df->...d", g, _gathered(w.astype(g.dtype), split))
-    # XLA:CPU runs no product of two bfloat16 arrays into float32.
+    # XLA:CPU has no product of two bfloat16 arrays into float32.
     product = None if target().platform == "cpu" else w.dtype
     dw = jnp.tensordot(_input(x, split), g, axes=(rows, rows), preferred_element_type=product)
     return _input(dx, split), constrain_sharding(dw.astype(w.dtype), *kernel_axes(split))
@@ -178,10 +178,9 @@ def _values(weights: Array, v: Array) -> Array:
 def _multiply_heads(x: Array, y: Array, sums: tuple[int, int]) -> Array:
     """Multiply matrices of each row and group, x by y [b g · ·] in this order, summing over an axis of each.
 
-    `jnp.einsum` may swap them, sum over other axes, or permute the larger of two arrays. XLA:GPU then emits scores as
-    [.. s t], sums them along the slow axis, and transposes weights, gradients and heads with slow kernels
-    (experiments/speed/programs.md). Here queries, keys and values alone are transposed, and their last axis stays the
-    last.
+    `jnp.einsum` may swap them, sum over other axes, or permute the larger array. XLA:GPU then emits scores as [.. s t],
+    sums them along the slow axis, and transposes weights, gradients and heads with slow kernels
+    (experiments/speed/programs.md). Here only queries, keys and values are transposed, and their last axis stays last.
     """
     return jax.lax.dot_general(x, y, (((sums[0],), (sums[1],)), ((0, 1), (0, 1))))
 

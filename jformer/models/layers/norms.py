@@ -60,7 +60,7 @@ def _normalize(x: Array, scale: Array, bias: Array | None, kind: Kind) -> Array:
     mean = z.mean(-1, keepdims=True) if kind.centred else 0.0
     centred = z - mean
     variance = jnp.square(centred).mean(-1, keepdims=True)
-    if target().platform == "cpu":  # slower, but rounds gradients as Flax does: earlier runs can be reproduced
+    if target().platform == "cpu":  # slower, but rounds gradients like Flax, so earlier runs can be reproduced
         centred = z - mean
     y = centred * (lax.rsqrt(variance + kind.epsilon) * scale)
     return (y if bias is None else y + bias).astype(kind.dtype)
@@ -86,8 +86,8 @@ def normalize(
 ) -> Float[Array, "*b d"]:
     """Normalize the last axis, for GPUs: keep only x for the gradients; one kernel sums those of scale and bias.
 
-    To sum the scale's, XLA would write the normalized x times g in float32. Given the moments of x, which a kernel
-    finds again, it multiplies while it sums.
+    To sum the scale's gradient, XLA would write the normalized x times g in float32. Given the moments of x, which a
+    kernel recomputes, it multiplies while summing.
     """
     return _normalize(x, scale, bias, kind)
 

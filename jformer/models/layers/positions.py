@@ -8,7 +8,7 @@
     transformer_xl  sinusoids of the distance as further keys, in each layer (Dai et al. 2019): see that module
     none        no position at all; a causal stack still knows order through its mask (Haviv et al. 2022)
 
-Only self-attention knows positions; between decoder and encoder there is no distance.
+Only self-attention uses positions; between decoder and encoder there is no distance.
 
 Axes: b rows, t query positions, s key positions, h heads, k size of a query and key, a any axes.
 """
@@ -30,7 +30,7 @@ def sinusoids(length: int, d_model: int, first: int = 0) -> np.ndarray | Array:
     """Return the table float32 [length d_model] of Vaswani et al. 2017, section 3.5, from position `first` on.
 
     Feature 2i of position p is sin(p / 10000^(2i / d_model)), feature 2i + 1 its cosine: sines and cosines
-    alternate, unlike implementations that put all sines first. It is a NumPy array, unless an exported program
+    alternate, unlike implementations that put all sines first. The result is a NumPy array, unless an exported program
     leaves the length symbolic.
     """
     xp: Any = np if isinstance(length, int) else jnp
@@ -57,7 +57,7 @@ def apply_rotary(x: Float[Array, "b t h k"], positions: Int[Array, "b t"]) -> Fl
 def relative_buckets(
     distance: Int[Array, " *a"], num_buckets: int, max_distance: int, causal: bool
 ) -> Int[Array, " *a"]:
-    """Number the distances (key position minus query position) as Raffel et al. 2020, section 2.1, do.
+    """Map distances (key position minus query position) to buckets, as in Raffel et al. 2020, section 2.1.
 
     Half of the buckets hold one distance each, the others grow logarithmically up to `max_distance`. Causal stacks
     use all buckets for the past; others split them by direction.

@@ -1,4 +1,4 @@
-"""The precision of float32 products: a model sets it for all that it computes, and hand-written gradients keep it."""
+"""The precision of float32 products: a model sets it for everything it computes, and hand-written gradients keep it."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ class Network(nn.Module):
     config: ModelConfig
 
     def __call__(self, batch: Batch, train: bool = False) -> Float[Array, "b t *v"]:
-        """Return the logits of every position, or class; training needs `rngs={'dropout': key}`."""
+        """Return the logits of every position, or of the classes; training needs `rngs={'dropout': key}`."""
         return self.logits(self.hidden(batch, train))
 
     def hidden(self, batch: Batch, train: bool = False) -> Float[Array, "b t r"]:
@@ -57,8 +57,8 @@ def at_precision(precision: str) -> contextlib.AbstractContextManager[None]:
 def keeping(precision: str | None, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Return a function that is always traced at this precision setting of JAX, wherever it is called.
 
-    A product keeps the precision of where it was traced, and so do the gradients that JAX derives from it. A gradient
-    written by hand is traced later, where the model's setting no longer holds.
+    A product keeps the precision in effect when it was traced, and so do the gradients that JAX derives from it. A
+    gradient written by hand is traced later, where the model's setting no longer holds.
     """
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Recurrent layers: one cell run over time, forwards or backwards, with the products of all inputs made at once.
+"""Recurrent layers: one cell run over time, forwards or backwards, with the products of all inputs computed at once.
 
     rnn   h' = tanh(x W + h U)                                        Elman 1990
     lstm  input, forget and output gates around a memory cell         Hochreiter and Schmidhuber 1997, Gers et al. 2000
@@ -36,7 +36,7 @@ def _rnn(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Par
 
 def _lstm(inputs: Float[Array, "b z"], recurrent: Float[Array, "b z"], state: Parts) -> Parts:
     factors = np.repeat(np.array([1, 1, 2, 1], np.float32), state[0].shape[-1])  # tanh(x) is 2 sigmoid(2x) - 1
-    gates = materialized(nn.sigmoid((inputs + recurrent) * factors))  # in one pass, and once for both results
+    gates = materialized(nn.sigmoid((inputs + recurrent) * factors))  # in one pass, once for both results
     input_gate, forget, candidate, output = jnp.split(gates, 4, axis=-1)
     cell = forget * state[1] + input_gate * (2 * candidate - 1)
     return output * jnp.tanh(cell), cell
@@ -57,7 +57,7 @@ STATES = {"rnn": 1, "lstm": 2, "gru": 1}  # n
 
 
 def _next_state(cell: str, inputs: Array, recurrent: Array, state: Parts, real: Bool[Array, " b"]) -> Parts:
-    """Return the next state of every row; that of a row without a real token stays."""
+    """Return the next state of every row; rows without a real token keep theirs."""
     after = CELLS[cell](inputs.astype(jnp.float32), recurrent, state)
     return tuple(jnp.where(real[:, None], new, old) for new, old in zip(after, state, strict=True))
 
@@ -152,7 +152,7 @@ class RecurrentLayer(nn.Module):
         gates = GATES[self.cell] * self.features
         self.input = Dense(gates, nn.initializers.xavier_uniform(), bias_init=self.input_bias)
         self.state_kernel = self.param("state_kernel", self.orthogonal, (self.features, gates))
-        # Only the GRU's reset makes a bias of the state differ from one of the input.
+        # Only with the GRU's reset does a bias of the state differ from one of the input.
         has_bias = self.cell == "gru"
         self.state_bias = self.param("state_bias", nn.initializers.zeros_init(), (gates,)) if has_bias else None
 

@@ -2,7 +2,7 @@
 
 Both are called with (embedded tokens, which of them are real, states, source, dropout key) and return
 (outputs, states, attention weights or None). States are a dict, so that a search can let them follow a beam:
-`layers` float32 [b l n d], and `fed` [b r] where a step reads the output of the one before it.
+`layers` float32 [b l n d], and `fed` [b r] if a step reads the output of the previous one.
 
 Letters: b rows, m sentences, t target and s source positions, e features of an embedded token, d of a state, z of
 all gates side by side, r of the output, a of a key that alignment compares, l layers, n arrays of a state.
@@ -77,7 +77,7 @@ class RecurrentStack(nn.Module):
         return {"layers": state}
 
     def read(self, memory: Float[Array, "m s e"]) -> Source:
-        """Return what the layers read of the source: nothing, as only the initial state depends on it."""
+        """Return what the layers read from the source: nothing, since only the initial state depends on it."""
         return {}
 
     def __call__(
@@ -90,7 +90,7 @@ class RecurrentStack(nn.Module):
     ) -> tuple[Float[Array, "b t r"], States, None]:
         """Run every layer; dropout is between layers, never between positions (Zaremba et al. 2014).
 
-        The states of two directions are those of the backward one: after the first token, it has read all of them.
+        With two directions, the states are those of the backward one: at the first token, it has read all of them.
         """
         rate = self.config.dropout
         last = []
@@ -128,7 +128,7 @@ class AttentiveDecoder(nn.Module):
 
     @property
     def additive(self) -> bool:
-        """Whether it attends before a step, not after it."""
+        """Whether it attends before a step rather than after it."""
         return self.config.recurrent.attention == "additive"
 
     def begin(self, state: Float[Array, "b l n d"]) -> States:

@@ -1,11 +1,11 @@
-"""A kernel of attention for TPUs, with a bias and dropout of weights: the scores of a row stay beside the cores.
+"""An attention kernel for TPUs, with a bias and dropout of weights: the scores of a row stay in on-chip memory.
 
-JAX's splash attention has neither. It visits keys block by block, so that it saves the sums of softmax. Here a step of
-the kernel has all keys of a row. Nothing is saved for the backward pass, which makes weights again from queries and
-keys, and what dropout keeps from hashes.
+JAX's splash attention has neither. It visits keys block by block, and so must save the sums of softmax. Here a step of
+the kernel has all keys of a row. Nothing is saved for the backward pass, which recomputes weights from queries and
+keys, and dropout masks from hashes.
 
-A step holds scores as [s t]: what belongs to a query is a row of registers, and positions are the last axis of every
-array in memory, where TPUs would pad the size of a head to 128.
+A step holds scores as [s t]: values of a query are a row of registers, and positions are the last axis of every array
+in memory, since TPUs would pad the size of a head to 128.
 
 Axes: b rows, t query positions, s key positions, h heads, k size of a head.
 """
@@ -25,9 +25,9 @@ from jformer.models.layers.visibility import Rule, TokenPlaces, Visibility, show
 from jformer.parallel.activations import over_rows_and_heads
 
 LANES = 128  # positions come in multiples of this
-STEP_PAIRS = 2**18  # of a query and a key in a step, if a row has so few: a bias of them takes 1 MiB of 16
-PAIRS = 2**16  # of a query and a key at once: 64 registers hold a number of each
-STAGES = 4  # of a causal row: the code of a kernel grows with them
+STEP_PAIRS = 2**18  # query-key pairs of a step, if a row has so few: a bias for them takes 1 MiB of 16
+PAIRS = 2**16  # query-key pairs at once: 64 registers hold one number for each
+STAGES = 4  # of a causal row: a kernel's code grows with them
 SAVED = "attended"  # what kernels of TPUs save for the backward pass, in a policy of jax.checkpoint
 NAMES = ("q", "k", "v", "query", "key", "bias", "words")  # of the inputs; the last two are optional
 
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
 
     rule: Rule
     rate: float  # of dropout
-    shared: bool  # one bias serves all rows, whose steps follow each other
+    shared: bool  # one bias serves all rows, whose steps are consecutive
     interpret: bool
 
 
@@ -85,7 +85,7 @@ def attend_rows(
 
 
 class Stage(NamedTuple):
-    """Some queries of a row, which see none but the first keys."""
+    """Some queries of a row, which see only the first keys."""
 
     first: int
     end: int
@@ -102,7 +102,7 @@ def stages(queries: int, keys: int, causal: bool) -> list[Stage]:
 
 
 def queries_at_once(queries: int, keys: int) -> int:
-    """Return how many queries of a stage are computed at once: a divisor of all, and a multiple of 128."""
+    """Return how many queries of a stage are computed at once: a divisor of their number, and a multiple of 128."""
     most = max(LANES, PAIRS // keys)
     return next(size for size in range(most // LANES * LANES, 0, -LANES) if queries % size == 0)
 
@@ -138,7 +138,7 @@ def _run(
     gradients: Sequence[Array],
     outputs: Sequence[str],
 ) -> Sequence[Array]:
-    """Run a kernel. A step has some heads of a row: few if it is long, so that their blocks fit beside the core.
+    """Run a kernel. A step has some heads of a row: few if it is long, so that their blocks fit on the chip.
 
     Args:
         kernel, direction, setting: what to run, and its name.
@@ -192,7 +192,7 @@ def _backward(setting: Setting, names: Sequence[str], *refs: Any) -> None:
 
     named, (g, dq, dk, dv, *d_bias, k_sum, v_sum) = dict(zip(names, refs, strict=False)), refs[len(names) :]
     key = named["key"][0].T
-    adds = setting.shared & (pl.program_id(1) > 0)  # to the bias's gradient of earlier rows
+    adds = setting.shared & (pl.program_id(1) > 0)  # to the bias gradient of earlier rows
 
     def differentiate(i: Array, at: Any, keys: int) -> None:
         mask = _mask(setting.rule, named["query"][0, :, at], key[:keys])
@@ -253,7 +253,7 @@ def _weights(
     weights = powers / powers.sum(0, keepdims=True)
     if "words" not in named:
         return weights, lambda x: x
-    half = named["k"].shape[3] // 2  # the first half of all keys takes half of each word's bits
+    half = named["k"].shape[3] // 2  # the first half of the keys uses half the bits of each word
     places = jax.lax.broadcasted_iota(jnp.uint32, (min(keys, half), 1), 0)
     words = hash_places(named["words"][0, i, :, at], places)  # [1 t] → [places t]
     bits = words & HALF

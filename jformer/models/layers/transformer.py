@@ -185,7 +185,7 @@ class Stack(nn.Module):
             self.position_bias = PositionBias(c, self.causal)
 
     def finish(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """Normalise the output, if the blocks leave it unnormalised."""
+        """Normalise the output if the blocks do not."""
         return self.final_norm(x) if self.config.norm in ("pre", "sandwich") else x
 
     @property
@@ -216,7 +216,7 @@ class Stack(nn.Module):
         """
         has_memory = memory is not None and memory_segments is not None
         assert has_memory == self.cross, "a memory is for stacks with cross-attention, and they need one"
-        # Within a text, indices differ as positions do: one bias serves all rows, also those that several texts share.
+        # Within a text, indices differ as positions do: one bias serves all rows, even those that several texts share.
         placed = jax.tree.map(whole_rows, tokens)
         indices = jnp.arange(placed.segments.shape[1])[None]  # [1 t]
         placed = placed._replace(positions=indices)
@@ -238,7 +238,7 @@ class Stack(nn.Module):
         """Return the parameters of each block separately.
 
         A decoding step is a small program that runs often. Its layers are unrolled, so that each writes its entries in
-        place, and their parameters are split before the first step, as XLA would otherwise do it in every step.
+        place. Parameters are split before the first step, because XLA would otherwise split them in every step.
         """
         stacked = self.block.variables["params"]
         places = [0] * self.num_layers if self.config.shared_layers else range(self.num_layers)

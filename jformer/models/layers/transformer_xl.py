@@ -46,7 +46,7 @@ class Distances(nn.Module):
         self, q: Float[Array, "b t h k"], distance: Int[Array, "b t e"]
     ) -> tuple[Float[Array, "b t h k"], Float[Array, "b h t e"]]:
         """Do the same for the entries of a cache at these distances from their queries; the mask hides later ones."""
-        e = distance.shape[-1]  # a row has no more tokens than there are entries, so no two are further apart
+        e = distance.shape[-1]  # a row has at most as many tokens as entries, so no two are further apart
         scores = self.scores(q, e, 0)
         return self.add(q, self.content_bias), jnp.take_along_axis(
             scores, (distance + e - 1)[:, None].clip(0, e - 1), -1

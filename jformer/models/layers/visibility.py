@@ -40,7 +40,7 @@ def self_attention_rule(config: ModelConfig, causal: bool) -> Rule:
 
 
 def shown_at(distance: Int[Array, "*a"], rule: Rule) -> Bool[Array, "*a"] | bool:
-    """Return whether a rule shows a key at a distance after the query, not regarding prefixes."""
+    """Return whether a rule shows a key at a distance after the query, regardless of prefixes."""
     shown: Any = distance <= 0 if rule.causal else True
     return shown & (abs(distance) < rule.window) if rule.window else shown
 
@@ -63,10 +63,10 @@ class Visibility:
     query: TokenPlaces
     key: TokenPlaces
     rule: Rule = Rule()
-    one_text: bool = False  # known of every row: it holds one text, from its first position
+    one_text: bool = False  # whether every row is known to hold one text, from its first position
 
     def lengths(self) -> tuple[Int[Array, " b"], Int[Array, " b"]]:
-        """Return the positions of each row that are not padding, of queries and of keys; of an empty row 1."""
+        """Return each row's number of positions that are not padding, of queries and of keys; 1 if empty."""
         query, key = ((place.segments > 0).sum(1, dtype=jnp.int32) for place in (self.query, self.key))
         return jnp.maximum(query, 1), jnp.maximum(key, 1)
 

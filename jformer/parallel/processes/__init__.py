@@ -1,6 +1,6 @@
 """The processes of one run: they find each other, start JAX, check that they agree, and end together.
 
-Other rooms import this, and need not know whether there is more than one process.
+Other rooms import this and need not know whether there are several processes.
 """
 
 from jformer.parallel.processes.group import agree as agree

@@ -25,7 +25,7 @@ def die_with_parent() -> Callable[[], None]:
 
 
 def send_signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a process, but SIGKILL to its whole group, which may outlive it."""
+    """Send a signal to a process; SIGKILL goes to its whole group, which may outlive it."""
     with contextlib.suppress(ProcessLookupError):
         if number == signal.SIGKILL:
             os.killpg(process.pid, number)
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def signals_to(stop: Callable[[int, FrameType | None], None], *others: signal.Signals) -> Iterator[None]:
-    """Handle SIGTERM, SIGINT, SIGHUP and others with a function; ignored signals stay ignored, as under nohup."""
+    """Handle SIGTERM, SIGINT, SIGHUP and any others with a function; ignored signals stay ignored, as under nohup."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *others)
     before = {n: signal.signal(n, stop) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
     try:

@@ -1,4 +1,4 @@
-"""The end of a process without the cleanup of Python and JAX, which would wait for other processes or might hang."""
+"""End a process without the cleanup of Python and JAX, which would wait for other processes or might hang."""
 
 import contextlib
 import faulthandler
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 def leave(code: int, line: str = "", stacks: bool = False, linger: float = 0.0) -> NoReturn:
-    """End the process with the stacks of all threads and a line, if there are any; it stays `linger` seconds longer."""
+    """Print the stacks of all threads and a line, if asked to; end the process after `linger` seconds."""
     try:
         with contextlib.suppress(Exception):  # standard error may be closed
             if stacks:

@@ -1,6 +1,6 @@
 """This process's membership in its run, for all other rooms; a run of one process never waits.
 
-Membership in a run is global state of the process, as it is in JAX, so it is kept here and not passed around.
+Membership in a run is global state of the process, as in JAX, so it is kept here instead of being passed around.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 MEETING_SECONDS = 300.0  # within which all processes must be started
-SHARED_SECONDS = 5.0  # within which others must see a file that one process wrote
+SHARED_SECONDS = 5.0  # within which the others must see a file that one process wrote
 
 _service: Service | None = None
 _watchdog = Watchdog()
@@ -58,7 +58,7 @@ def join_run(own: ProcessInfo | None, seconds: float = MEETING_SECONDS) -> Itera
             service.wait_for_cause()
             service.end(LOST, line)
         service.end(error.code, line)
-    except BrokenPipeError:  # the reader of the answers has left, as head does
+    except BrokenPipeError:  # the reader of the answers has closed the pipe, as head does
         service.end(DONE)
     except BaseException as error:
         try:
@@ -85,7 +85,7 @@ def is_main_process() -> bool:
 def enter_phase(phase: str, kind: Hashable = None) -> None:
     """Record the start of a phase, for detecting slow, stuck and dead processes; never waits.
 
-    All processes enter the same phases in the same order. Phases of one kind take about as long: a process that is
+    All processes enter the same phases in the same order. Phases of one kind take about equally long: a process that is
     stuck in one is noticed soon, even if its processor is busy.
     """
     (_service or _watchdog).enter_phase(phase, kind)
@@ -102,22 +102,22 @@ def record_step_time(seconds: float) -> None:
 
 
 def working_elsewhere() -> contextlib.AbstractContextManager[None]:
-    """While the context lasts, another program works for this process, which is not stuck even if it seems idle."""
+    """Inside the context, another program works for this process, which is not stuck even if it seems idle."""
     return (_service or _watchdog).pace.working_elsewhere()
 
 
 def watched() -> contextlib.AbstractContextManager[None]:
-    """While the context lasts, end a process that runs alone if an update is stuck; several watch each other anyway."""
+    """Inside the context, end a process that runs alone if an update is stuck; several watch each other anyway."""
     return _watchdog.watched() if _service is None else contextlib.nullcontext()
 
 
 def agree(value: Value, combine: Callable[[list[Value]], Result]) -> Result:
-    """Return process 0's combination of all values, as plain JSON; all processes call this in the same order."""
+    """Return the values of all processes, as combined by process 0, as plain JSON; all call this in the same order."""
     return combine([value]) if _service is None else _service.agree(value, combine)
 
 
 def from_main_process(find: Callable[[], Result]) -> Result:
-    """Return what process 0 finds, as plain JSON, in all processes, or raise its UserError in all of them."""
+    """Return in all processes what process 0 finds, as plain JSON, or raise its UserError in all of them."""
     found: list[Result] = []
     refusal = ""
     if is_main_process():
@@ -139,8 +139,8 @@ def barrier() -> None:
 def compile_together(program: Callable[..., object], *arguments: object) -> None:
     """Compile a jitted program in all processes before any runs it; a single process compiles when it runs.
 
-    Devices of several processes wait for each other in a program, on CPUs for at most Gloo's 30 seconds, and one
-    process may compile that much longer than another. Running then takes the program from JAX's cache.
+    Inside a program, devices of several processes wait for each other, on CPUs for at most Gloo's 30 seconds, but
+    compiling may take one process that much longer than another. The later run takes the program from JAX's cache.
     """
     if _service is not None:
         cast("jax.stages.Wrapped", program).lower(*arguments).compile()
@@ -158,7 +158,7 @@ def main_process_first() -> Iterator[None]:
 
 
 def should_stop(update: int, asked: bool) -> bool:
-    """Return whether to stop after this update: the same one in all processes, once one of them is asked to.
+    """Return whether to stop after this update, the same one in all processes, once one of them was asked to.
 
     All processes call this after every update; `asked` is true once this process should stop.
     """
@@ -188,8 +188,8 @@ def refuse_unshared(folder: Path) -> None:
 
 
 def is_shared(folder: Path) -> bool:
-    """Return whether all processes see what process 0 writes into a folder, which it creates; False if it cannot."""
-    return not _blind_to(folder, Exception)  # errors of buckets are not all OSErrors
+    """Return whether all processes see what process 0 writes into a folder, which it creates; False if that fails."""
+    return not _blind_to(folder, Exception)  # buckets do not only raise OSErrors
 
 
 def _blind_to(folder: Path, *ignored: type[Exception]) -> list[str]:

@@ -57,7 +57,7 @@ def saved_run(workdir: Path, is_step: Callable[[str], bool]) -> dict[str, str]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Return what a folder holds; `glob` of a run's path would read a pattern in it."""
+    """Return what a folder holds; `glob` would treat special characters in a run's path as a pattern."""
     return [*folder.iterdir()] if folder.is_dir() else []
 
 

@@ -1,9 +1,9 @@
 """How the processes of a run find each other, before JAX: each connects to process 0, which waits for all of them.
 
-JAX's coordination service aborts every process if one does not come or has a wrong number, overlooks one that counts
-differently, and accepts no keys until all are there (JAX 0.10.2 and 0.12; docs/decisions/0044). So the processes meet
-on the coordinator's port first, and then JAX's service takes over that port. If JAX's certificates are set
-(JAX_MTLS_*), the meeting requires the same ones.
+JAX's coordination service aborts every process if one is missing or has a wrong number, overlooks one that expects a
+different count, and accepts no keys until all are connected (JAX 0.10.2 and 0.12; docs/decisions/0044). So the
+processes meet on the coordinator's port first, and then JAX's service takes over that port. If JAX's certificates are
+set (JAX_MTLS_*), the meeting requires the same ones.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Hello(NamedTuple):
     process: int
     processes: int
     machine: str
-    fields: dict[str, object]  # what must be the same in all processes
+    fields: dict[str, object]  # facts that must be the same in all processes
 
 
 Arrived = dict[int, tuple[socket.socket | None, Hello]]  # process → its connection and introduction
@@ -59,7 +59,7 @@ def meet(own: ProcessInfo, fields: Mapping[str, object], seconds: float) -> list
     try:
         server = _listen(own)
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE  # perhaps by a connection of another program, which will end
+        taken = error.errno == errno.EADDRINUSE  # perhaps by another program's connection, which will end
         raise (AbsentError if taken else UserError)(
             f"coordinator {own.host}:{own.port}: process 0 cannot listen there ({error.strerror or error}); its host "
             "must be this machine, its port free"
@@ -198,7 +198,7 @@ def _has_left(connection: socket.socket | None) -> bool:
     """Return whether a waiting process has closed its connection."""
     if connection is None:
         return False
-    poll = select.poll()  # select.select takes no more than 1,024 files
+    poll = select.poll()  # select.select cannot handle more than 1,024 files
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))
 

@@ -54,15 +54,15 @@ def detect() -> ProcessInfo:
     if any(values):
         missing = next(name for name, value in zip(VARIABLES, values, strict=True) if not value)
         raise UserError(f"{missing} is not set, but another of {', '.join(VARIABLES)} is: set all of them")
-    # JAX does not report what it found, and we need process 0's address before JAX connects to it: so this is the one
-    # use of this private module. A public function, or --coordinator alone, will replace it.
+    # JAX does not report what it found, and we need process 0's address before JAX connects to it: hence this one use
+    # of a private module. A public function, or --coordinator alone, will replace it.
     from jax._src.clusters import ClusterEnv
 
     try:
         found, count, index, local = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, DETECTION_SECONDS
         )
-    except Exception as error:  # a cluster's own service may raise anything, also because it is not up yet
+    except Exception as error:  # a cluster's own service may raise anything, for example if it is not up yet
         raise UnavailableError(f"--distributed: this cluster's coordinates cannot be read: {error}") from error
     if found is None or count is None or index is None:
         raise UserError(
@@ -77,7 +77,7 @@ def detect() -> ProcessInfo:
 
 
 def _one_task_a_machine() -> bool:
-    """Return whether Open MPI or Slurm started one task here, which JAX would give the first GPU alone."""
+    """Return whether Open MPI or Slurm started a single task here, to which JAX would give only the first GPU."""
     here, tasks, machines = map(os.environ.get, TASKS)
     return here == "1" if here else tasks is not None and tasks == machines
 

@@ -28,11 +28,11 @@ SILENT_SECONDS = (
     6.0  # plus a beat, after which a process is dead: before JAX, which knows no phase and takes 10 to 20 s
 )
 SILENT_BEATS = 3  # the same, once a process failed
-PAUSED_BEATS = 2  # between two looks; after more, this process itself was held by long work in C, or paused
+PAUSED_BEATS = 2  # between two looks; after more, this process itself was held up by long work in C, or paused
 HEARTBEAT_SECONDS = 20  # of JAX's own heartbeat, for the cases that ours does not decide
 CONNECT_SECONDS = 60  # for JAX to connect processes that have met already
-LINGER_SECONDS = 2.0  # that process 0 stays, so that the others can read why
-WAIT_MILLISECONDS = 24 * 3600 * 1000  # of a request for a key, which is repeated: JAX requires a limit
+LINGER_SECONDS = 2.0  # that process 0 stays so that the others can read why
+WAIT_MILLISECONDS = 24 * 3600 * 1000  # time limit of a request for a key, which is repeated: JAX requires a limit
 
 
 class Service:
@@ -94,13 +94,13 @@ class Service:
         self._exit(code, line, stacks)
 
     def wait_for_cause(self) -> None:
-        """Wait until process 0 could have found a dead process: an error here is often only its consequence."""
+        """Wait until process 0 may have found a dead process: an error here is often just a consequence."""
         self._failed = True
         time.sleep((SILENT_BEATS + 3) * self._every)
 
     def fail(self, error: BaseException) -> None:
         """Report an error to the other processes."""
-        self._ending.acquire()  # from here on no order from others ends this process
+        self._ending.acquire()  # from here on, no order from others ends this process
         kind = f"{type(error).__name__}: {' '.join(str(error).split())}"
         line = f"{self.name(self.process)} failed at {self.pace.status().phase}: {kind[:300]}"
         self._send_end({"code": LOST, "line": line, "stacks": False})
@@ -121,7 +121,7 @@ class Service:
             thread.join()
 
     def _wait_for(self, key: str) -> str:
-        """Wait for the value of a key, however long that takes; any error means that the service is gone."""
+        """Wait for the value of a key for as long as it takes; any error means that the service is gone."""
         while True:
             try:
                 return str(self._client.blocking_key_value_get(key, WAIT_MILLISECONDS))
@@ -143,10 +143,10 @@ class Service:
         self._exit(**order)
 
     def _freeze(self) -> None:
-        """Once a process is asked to stop, report how far this one is, and learn after which update all stop.
+        """Once a process is asked to stop, report how far this one is, and learn the update after which all stop.
 
-        No process begins another update until process 0 has named the one after the furthest: so none is past it, and
-        none waits in an update for a process that has stopped.
+        No process begins another update until process 0 has named the update after the furthest one. So none is past
+        it, and none waits in an update for a process that has stopped.
         """
         with contextlib.suppress(Exception):  # of C++, at the end
             self._wait_for("freeze")

@@ -28,7 +28,7 @@ class Status(NamedTuple):
     beat: int = 0  # counts up as long as the process lives
     entered: int = 0  # phases so far
     phase: str = "the start"
-    steady: bool = False  # a phase that takes no longer than the ones of its kind before it
+    steady: bool = False  # whether the phase, like the last of its kind, should end well within the limit
     idle: float = 0.0  # seconds without progress
     failed: bool = False  # it raised an error, maybe because another process died
 
@@ -36,8 +36,8 @@ class Status(NamedTuple):
 class Pace:
     """A process's own record of its phase, and for how long it has made no progress there.
 
-    In a steady phase only the next phase is progress. Elsewhere a busy processor is, too: compiling, learning a
-    tokenizer or scoring may take any time. So is waiting for another program.
+    In a steady phase, only the next phase counts as progress. Elsewhere a busy processor does, too: compiling, learning
+    a tokenizer or scoring may take any time. So is waiting for another program.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, used: Callable[[], float] = time.process_time):
@@ -156,10 +156,10 @@ class PeerWatch:
 
 
 def waited_for(statuses: Sequence[Status], longer: float) -> list[int]:
-    """Return the processes that all are waiting for, if no process has made progress for longer than `longer` seconds.
+    """Return the processes that all others wait for, if none has made progress for more than `longer` seconds.
 
-    Those are the ones that entered the fewest phases. If that is all of them, the stuck one is unknown. A process
-    outside a steady phase has ten times as long.
+    These have entered the fewest phases. If that is all of them, the stuck one is unknown. A process outside a steady
+    phase gets ten times as long.
     """
     if any(each.idle <= longer * (1 if each.steady else OTHER_PHASES) for each in statuses):
         return []

@@ -1,7 +1,7 @@
 """Requests to stop: SIGTERM, SIGINT, SIGHUP, or a closed terminal or pipe.
 
-A thread receives signals at once: a Python handler waits until the main thread returns from C++, which may compile for
-minutes, and a callback of JAX may swallow what it raises. If there is nothing to save, the process ends with one line
+A thread receives signals at once. A Python handler would wait until the main thread returns from C++, which may compile
+for minutes, and a JAX callback may swallow what it raises. If there is nothing to save, the process ends with one line
 and STOPPED; otherwise the request stays pending until the code that saves checks for it.
 """
 
@@ -28,7 +28,7 @@ _line = "stopped"
 
 @contextlib.contextmanager
 def heed_signals(line: str) -> Iterator[None]:
-    """While the context lasts, a signal ends this process with a line; see `defer_stop` for later."""
+    """Inside the context, a signal ends this process with a line, until `defer_stop` is called."""
     global _line
     end_at_once(line)
     _requested.clear()
@@ -36,7 +36,7 @@ def heed_signals(line: str) -> Iterator[None]:
     os.set_blocking(writer, False)
     listener = threading.Thread(target=_listen, args=(reader,), name="signals", daemon=True)
     listener.start()
-    with signals_to(lambda number, frame: None):  # so that C writes to the pipe, and nothing is raised
+    with signals_to(lambda number, frame: None):  # C writes to the pipe, and nothing is raised
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         try:
             yield
@@ -81,7 +81,7 @@ def request_stop() -> None:
 
 @contextlib.contextmanager
 def readers_may_leave(stop: Callable[[], None] = request_stop) -> Iterator[None]:
-    """Treat a reader of standard output or error that leaves as a request to `stop`, not as an error."""
+    """Treat it as a request to `stop`, not as an error, when a reader of standard output or error leaves."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream and _Outlet(stream, stop) for stream in before)  # None: it is closed
     try:
@@ -124,7 +124,7 @@ class _Outlet:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard what a stream holds unwritten, and all that is written to it from now on."""
+    """Discard a stream's unwritten content, and whatever is written to it from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

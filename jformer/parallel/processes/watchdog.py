@@ -13,7 +13,7 @@ from jformer.errors import STUCK
 from jformer.parallel.processes.ending import leave
 from jformer.parallel.processes.stall import Pace, Status
 
-LOOK_SECONDS = 1.0  # between checks; a longer pause counts as two of them, so a suspended process is not stuck
+LOOK_SECONDS = 1.0  # between checks; a longer pause counts as two of these, so a suspended process is not stuck
 
 
 class Watchdog:

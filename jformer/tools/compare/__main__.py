@@ -142,7 +142,7 @@ def first_score(run: ScoredRun) -> str:
 
 
 def by_seed(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
-    """Return label → runs that differ only in their seed, if that leaves several groups; else each run alone."""
+    """Return label → runs that differ only in their seed, if that gives several groups; else each run alone."""
     groups: dict[str, list[ScoredRun]] = {}
     for run in runs:
         groups.setdefault(_material(run), []).append(run)
@@ -196,7 +196,7 @@ def files(
         named = {name: run.path for name, run in named_runs(runs).items() if run.path in (first.path, other.path)}
         texts = [{key: run.results[key]["checksum"] for key in scored_sets(run.results)} for run in (first, other)]
         for key, text in texts[0].items():
-            if texts[1].get(key) == text:  # a caution says where it is not
+            if texts[1].get(key) == text:  # a caution reports those that differ
                 apart += side_by_side(first.config, named, key)
     whole = [*parts, page.heading("curves"), *shown, CHARTS, *apart]
     made: dict[str, str | bytes] = {"index.html": page.page("Runs compared", whole, PROGRAMS, _charts(runs))}

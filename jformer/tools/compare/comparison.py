@@ -118,7 +118,7 @@ def mean_curve(label: str, runs: Sequence[Path], name: str) -> PlottedLine:
 def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resampled]:
     """Return the paired bootstrap of a score, "SET/NAME", for the baseline and the other runs.
 
-    Raises UserError if the references have changed since scoring, or the outputs no longer give the scores.
+    Raises UserError if the references have changed since scoring, or if the outputs no longer give the same scores.
     """
     key, _, name = metric.partition("/")
     runs = [baseline, *others]
@@ -134,7 +134,7 @@ def resampled(baseline: Path, others: Sequence[Path], metric: str) -> list[Resam
             raise UserError(f"{run}: was scored without {metric}")
     found = resample_segments([records.segment_scores(run, key, name) for run in runs])
     found = found or resample(as_scored(records.saved_config(baseline), key, entries[0]), name, outputs, pairs)
-    if not found:  # such as those of a task of one's own, or segments that only some runs have
+    if not found:  # such as scores of a user-defined task, or segments that only some runs have
         raise UserError(f"{metric} cannot be computed again from the outputs of these runs")
     for run, entry, again in zip(runs, entries, found, strict=True):
         if not math.isclose(entry[name]["score"], again.score, abs_tol=1e-6):

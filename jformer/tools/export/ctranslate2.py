@@ -1,8 +1,8 @@
 """Our encoder-decoder as a specification of CTranslate2's Transformer, which runs it on CPU and GPU without JAX.
 
-CTranslate2 has linear weights [out in], queries, keys and values of self-attention in one, keys and values of
-cross-attention in another. Positions come as tables. Tokens that our search never writes, such as PAD and BOS, get a
-logit bias that no model outweighs; rows past the tokenizer's vocabulary are left out.
+CTranslate2 has linear weights [out in]: queries, keys and values of self-attention in one, keys and values of
+cross-attention in another. Positions are tables. Tokens that our search never writes, such as PAD and BOS, get a logit
+bias that no model outweighs; rows past the tokenizer's vocabulary are left out.
 """
 
 import operator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 GATES = {"glu": "Sigmoid", "reglu": "RELU", "geglu": "GELU", "geglu_tanh": "GELUTanh", "swiglu": "SWISH"}
-KNOWN = (  # options of a model that `check` compares, that the specification has, or that only training reads
+KNOWN = (  # model options that `check` compares, that the specification has, or that only training reads
     *("family", "norm", "residual", "parametrization", "positions", "embedding_scale", "d_v"),
     *("vocab_size", "target_vocab_size", "num_layers", "num_decoder_layers", "shared_layers", "d_model", "d_ff"),
     *("num_heads", "num_kv_heads", "d_k", "norm_type", "norm_epsilon", "attention_scale", "max_length", "activation"),
@@ -127,7 +127,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:
 def _fill_side(
     config: ModelConfig, params: Mapping[str, PyTree], spec: Any, side: str, embeddings: Any, rows: int, longest: int
 ) -> None:
-    """Fill the encoder (side "source") or the decoder ("target") but for the logits."""
+    """Fill the encoder (side "source") or the decoder ("target"), except for the logits."""
     table = "source" if config.shared_embedding else side
     embeddings.weight = _array(params[f"{table}_embedding"]["embedding"])[:rows]
     spec.scale_embeddings = config.embedding_scale == "input"

@@ -113,7 +113,7 @@ def _check(config: Config, format: str, output: str | os.PathLike[str]) -> Path:
 
 
 def _around(source: Tokenizer, target: Tokenizer, written: tuple[int, ...]) -> dict[str, Any]:
-    """Return the symbols around texts of an imported vocabulary, which a loader cannot know."""
+    """Return the symbols around texts of an imported vocabulary, which a loader could not know."""
     symbols = source.symbols
     before, after = symbols.before, (symbols.eos, *symbols.after)
     return {
@@ -138,7 +138,7 @@ def _write(
             "beam_size": config.decode.beam_size,
             "length_penalty": config.decode.length_penalty,
             "length_offset": config.decode.length_offset,
-            "min_length": config.decode.min_length,  # without it, CTranslate2 writes one token or more
+            "min_length": config.decode.min_length,  # without it, CTranslate2 writes at least one token
             **around,
         }
         (target / "README").write_text(readme)

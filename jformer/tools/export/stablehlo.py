@@ -1,7 +1,7 @@
 """Encoder and search as one StableHLO program, which jax.export reads back and runs without jformer.
 
 Batch and source length are symbolic: each shape is compiled when it first occurs. Parameters are in a separate file.
-Later releases of JAX read such a program for six months, earlier ones for some weeks: do not archive it.
+Later releases of JAX read such a program for six months, earlier ones for a few weeks: do not archive it.
 
 Letters in shapes: b sentences, s source tokens, n outputs of a sentence, t their tokens, v entries of the vocabulary.
 """
@@ -88,7 +88,7 @@ def build_program(
 def _with_table(model: Model, params: Mapping[str, PyTree], longest: int) -> tuple[Any, Mapping[str, Any]]:
     """Return a model whose sinusoids, if it has any, are a table among the parameters: lengths are symbolic.
 
-    Learned positions are the same table, added to the embeddings in the same way.
+    Learned positions are such a table, added to the embeddings in the same way.
     """
     if model.config.positions != "sinusoidal" or model.config.recurrent.cell:
         return model, params

@@ -34,12 +34,12 @@ class Collective(NamedTuple):
     """Collectives of one kind over the same axes."""
 
     kind: str
-    axes: tuple[str, ...]  # of the mesh, along which the devices of a group differ; () = none
+    axes: tuple[str, ...]  # mesh axes along which the devices of a group differ; () = none
     devices: int  # in a group
     times: int  # in one run of the program, at most
     bytes: int  # of the whole array of a device, before scattering or after gathering; of all runs together
     slices: int = 1  # that the devices of a group are spread over; see `mesh.slices_of`
-    overlaps: tuple[Overlap, ...] = ()  # not known of TPUs
+    overlaps: tuple[Overlap, ...] = ()  # unknown for TPUs
 
     @property
     def sent(self) -> float:
@@ -55,8 +55,8 @@ class Collective(NamedTuple):
     def crossing(self) -> float:
         """The bytes that a device sends to other slices.
 
-        The devices of a group in a slice share what is left once they have combined their own: a hierarchical
-        collective, where a ring sends up to twice as much. In an all-to-all each device sends its own.
+        The devices of a group in one slice first combine their own parts and then share the rest: a hierarchical
+        collective, where a ring would send up to twice as much. In an all-to-all, each device sends its own.
         """
         if self.kind == "collective-permute":
             return self.bytes * (self.slices > 1)
@@ -110,7 +110,7 @@ def _kernels_during(computation: Computation, start: Instruction) -> list[Instru
 
 
 def _spread(slices: np.ndarray) -> int:
-    """Return over how many slices a group is spread at most, from the slice of each device [groups devices]."""
+    """Return the most slices over which a group is spread, given the slice of each device [groups devices]."""
     return max(len(set(group)) for group in slices.tolist())
 
 

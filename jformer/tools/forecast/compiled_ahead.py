@@ -43,7 +43,7 @@ class Figures(NamedTuple):
     traffic: float  # between HBM and the cores
     collectives: list[Collective]
     program: hlo.Program  # what all of this was read from
-    flops_once: float = 0.0  # as the model counts them: without recomputation, over all pairs of positions
+    flops_once: float = 0.0  # as the model counts: without recomputation, over all pairs of positions
 
     @property
     def memory(self) -> int:
@@ -149,7 +149,7 @@ def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
     program = hlo.parse(text)
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporaries = memory.temp_size_in_bytes
-    if mesh.devices.flat[0].platform == "tpu":  # whose compiler may count half more than its buffers take
+    if mesh.devices.flat[0].platform == "tpu":  # whose compiler may count half again as much as its buffers take
         temporaries = min(temporaries, memory.peak_memory_in_bytes - memory.argument_size_in_bytes - outputs)
     return Figures(
         arguments=memory.argument_size_in_bytes,
@@ -166,7 +166,7 @@ def figures(compiled: jax.stages.Compiled, mesh: Mesh) -> Figures:
 
 @contextlib.contextmanager
 def _reading_known_arrays(config: Config) -> Iterator[None]:
-    """Raise UserError for a task whose loss reads an array that only its data has."""
+    """Raise UserError for a task whose loss reads an array that only its data provides."""
     try:
         yield
     except KeyError as error:
@@ -182,7 +182,7 @@ def _update(config: Config, task: Task, model: ModelConfig, shape: Shape, mesh: 
 
 
 def _compile(lowered: jax.stages.Lowered, mesh: Mesh) -> jax.stages.Compiled:
-    """Compile without warnings: JAX caches programs for absent devices, but cannot load them."""
+    """Compile without warnings: JAX caches programs for absent devices but cannot load them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
         return lowered.compile(compiler_options(mesh.devices.flat[0].platform))

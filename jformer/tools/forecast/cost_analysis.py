@@ -10,7 +10,7 @@ from jformer.models.layers.kernels import splash_blocks
 from jformer.models.layers.row_kernel import stages
 from jformer.tools.forecast.hlo import CONTROL, Computation, Instruction, Leaf, Program, runs
 
-FREE = {  # move nothing, or what is counted elsewhere
+FREE = {  # move nothing, or only what is counted elsewhere
     *CONTROL, "after-all", "bitcast", "call-update", "constant", "get-tuple-element", "iota", "parameter",
     "partition-id", "tuple",
 }  # fmt: skip
@@ -18,23 +18,23 @@ FUSIONS = ("fusion", "fusion-start")
 KERNEL = re.compile(r"splash_\w+?_(fwd|dkv)_")  # JAX's names of the kernels of splash attention
 ROW_KERNEL = re.compile(r"row_attention_(causal_)?(fwd|bwd)")  # ours, of models/layers/row_kernel
 PRODUCTS = {"fwd": 2, "dkv": 5}  # products of a query and a key per pair
-PRODUCTS_ONCE = {"fwd": 2, "dkv": 4}  # the same without that which the other kernel has made
+PRODUCTS_ONCE = {"fwd": 2, "dkv": 4}  # the same, without what the other kernel has already computed
 LIBRARY = re.compile(r"__(cublas|cudnn)\$(\w+)")  # XLA:GPU's names of calls of NVIDIA's libraries
 SCORES = re.compile(
     r'"intermediate_tensor_shape":\s*\{[^{}]*?"dimensions":\s*\[([^\]]*)\]'
 )  # rows, heads, queries, keys
-ATTENTION_PRODUCTS = {False: 2, True: 5}  # of a query and a key per pair, forward and backward, which scores again
-REMAT = "/rematted_computation/"  # in JAX's names of what a backward pass repeats of the forward pass
+ATTENTION_PRODUCTS = {False: 2, True: 5}  # of a query and a key per pair, forward and backward, which recomputes scores
+REMAT = "/rematted_computation/"  # in JAX's names of forward operations that a backward pass repeats
 LAYOUTS = ("bitcast", "convert", "copy")  # in a fusion: they read only the part of their operand that is used
-UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in place, with the values of this operand
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in place; the values are this operand
 SLICES = ("dynamic-slice", "slice", "gather", "slice-start")  # read as many bytes as they output
 
 
 def flops(program: Program, once: bool = False) -> float:
     """Return the FLOPs of all matrix products; a multiply-add counts as two.
 
-    `once`: as `models.flops` counts, without what the backward pass repeats of the forward pass (remat, and the scores
-    of fused attention), and over all pairs of positions, also those that a causal kernel skips.
+    `once`: counted as in `models.flops`: without the parts of the forward pass that the backward pass repeats (remat,
+    and the scores of fused attention), and over all pairs of positions, even those that a causal kernel skips.
     """
     counts = runs(program)
     return sum(
@@ -47,7 +47,7 @@ def flops(program: Program, once: bool = False) -> float:
 def traffic(program: Program) -> float:
     """Return the bytes that kernels read from HBM and write to it; each input and output of a kernel counts once.
 
-    Splash attention reads one side once for every block of the other. On TPUs, arrays are as large as their tiles.
+    Splash attention reads one side once for every block of the other. On TPUs, arrays are as large as their tiles are.
     """
     return sum(count * _moved(program, program[name], each) for count, name, each in _kernels(program))
 
@@ -87,7 +87,7 @@ def _kernels(program: Program) -> Iterator[tuple[int, str, Instruction]]:
 
 
 def _allocates(each: Instruction) -> bool:
-    """Return whether an instruction is how XLA:TPU allocates an array for loops to fill, which writes nothing."""
+    """Return whether an instruction is XLA:TPU's way to allocate an array for loops to fill, which writes nothing."""
     return each.opcode == "custom-call" and each.attribute("custom_call_target").strip('"') == "AllocateBuffer"
 
 
@@ -133,7 +133,7 @@ def _attended_in_rows(computation: Computation, each: Instruction, causal: bool,
 def _attended_by_cudnn(computation: Computation, each: Instruction, once: bool) -> int:
     """Return the FLOPs of attention in cuDNN; a causal one skips the pairs above the diagonal and before its window."""
     found = SCORES.search(each.attributes)
-    if not found:  # a convolution, of which our models on GPUs have none, or a norm
+    if not found:  # a convolution, which our models do not have on GPUs, or a norm
         return 0
     b, h, t, s = (int(size) for size in re.findall(r"\d+", found[1]))
     q = math.prod(computation[each.operands[0]].leaves[0].dims)
@@ -192,7 +192,7 @@ def _pairs(inputs: int, size: int, outputs: int, options: Mapping[str, str]) -> 
 
 
 def _moved(program: Program, computation: Computation, each: Instruction) -> int:
-    """Return the bytes that a kernel moves; of arrays that it slices or updates, only the slice."""
+    """Return the bytes that a kernel moves; for arrays that it slices or updates, only the slice counts."""
     if each.opcode in FUSIONS:
         return round(sum(_moved_by_fusion(program, computation, each)))
     if kernel_of(each):
@@ -205,7 +205,7 @@ def _moved(program: Program, computation: Computation, each: Instruction) -> int
         return 2 * _slow(each.leaves[:1])
     if each.opcode == "dynamic-update-slice":
         return 2 * _slow(operands[1].leaves)
-    if each.opcode == "scatter":  # adds to what is there
+    if each.opcode == "scatter":  # adds to existing values
         return _slow(operands[1].leaves) + 3 * _slow(operands[2].leaves)
     if each.opcode == "copy-start":  # into, out of or within HBM
         return _slow(each.leaves[:2])

@@ -1,7 +1,7 @@
 """Parse the optimized HLO of a compiled program: its computations, and how often each of them runs.
 
-XLA's own `cost_analysis` counts the body of a loop once. Here it counts as often as the condition of the loop allows:
-exactly for a scan, at most for a search that may end early. `cost_analysis` and `collectives` compute the costs.
+XLA's own `cost_analysis` counts the body of a loop once. Here it counts as often as the loop's condition allows: exact
+for a scan, an upper bound for a search that may end early. `cost_analysis` and `collectives` compute the costs.
 """
 
 import functools
@@ -148,7 +148,7 @@ def runs(program: Program, kernels: bool = True) -> Counter[str]:
 
 
 def trips(program: Program, loop: Instruction) -> int:
-    """Return how often the body of a loop runs, at most: what XLA knows, else what its counter is compared with.
+    """Return how often the body of a loop runs, at most: as XLA knows, or else what its counter is compared with.
 
     A loop that the compiler has unrolled counts in larger steps.
     """

@@ -152,7 +152,7 @@ def _compiled(what: str, chips: Topology, compile_it: Callable[[], Figures], arg
     began = time.perf_counter()
     try:
         figures = compile_it()
-        return figures.memory if figures.memory > chips.memory else figures  # XLA compiles what no GPU can hold
+        return figures.memory if figures.memory > chips.memory else figures  # XLA compiles even what no GPU can hold
     except RuntimeError as error:
         over = NEEDED.search(str(error))
         if not over:
@@ -163,7 +163,7 @@ def _compiled(what: str, chips: Topology, compile_it: Callable[[], Figures], arg
 
 
 def larger_share_note(needed: float, chips: Topology) -> str:
-    """Return a note if a program fits a GPU of whose memory JAX takes more, or ''."""
+    """Return a note if a program would fit if JAX took a larger share of a GPU's memory, or ''."""
     share = needed / chips.chip.hbm
     if not isinstance(chips.chip, Gpu) or share > LARGEST_SHARE:
         return ""

@@ -56,5 +56,5 @@ def beside_kernels(figures: Figures, chips: Topology, dtype: str = "bfloat16", p
 
 
 def _sending(each: Collective, chip: Chip | Gpu) -> float:
-    """Return the seconds on the busier network, while they run at the same time."""
+    """Return the seconds on the busier network; both run at the same time."""
     return max(each.sent / chip.network, each.crossing / chip.between if isinstance(chip, Gpu) else 0.0)

@@ -28,7 +28,7 @@ def answer_shape(config: Config, task: Task, mesh: Mesh) -> Shape:
     decode = config.decode
     continues = task.answer == "continuation"
     length = config.data.max_target_length if continues else config.data.max_source_length
-    if config.model.reads_images:  # whose patches do not add to the output length
+    if config.model.reads_images:  # patches do not add to the output length
         length = 0
     room = decode.max_extra_length + (0 if continues else length)
     room = min(room, decode.max_length or room)
@@ -71,7 +71,7 @@ def refusal_note(config: Config) -> str:
 
 
 def likely_shapes(config: Config) -> list[Shape]:
-    """Return the shapes of an update's batches, short to long, as if the lengths of texts were spread evenly."""
+    """Return the shapes of an update's batches, short to long, assuming that text lengths are spread evenly."""
     longest, data = full_shape(config), config.data
     count = 1 if data.batching == "packed" or config.model.family == "vit" else data.num_buckets
     unit = data.lengths_divide_by()

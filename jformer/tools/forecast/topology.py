@@ -47,7 +47,7 @@ CHIPS = {
 
 
 class Gpu(NamedTuple):
-    """Specifications of a GPU: what XLA asks a driver for, and NVIDIA's data sheets (A100 and H100: SXM)."""
+    """Specifications of a GPU: what XLA asks a driver for, and figures of NVIDIA's data sheets (A100 and H100: SXM)."""
 
     device: str  # JAX's device_kind
     capability: int  # major number of the compute capability
@@ -81,8 +81,8 @@ GPUS = {
         bandwidth=7_672e9, shared=233_472, l2=132_644_864, network=900e9, between=50e9,
     ),
 }  # fmt: skip
-SHARE_VARIABLE, DEFAULT_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75  # of a GPU's memory, that JAX takes
-LARGEST_SHARE = 0.92  # that leaves room for the CUDA context, cuBLAS and NCCL
+SHARE_VARIABLE, DEFAULT_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75  # the share of a GPU's memory that JAX takes
+LARGEST_SHARE = 0.92  # leaves room for the CUDA context, cuBLAS and NCCL
 CUDA_PACKAGES = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 MOST_MACHINES = 512
 
@@ -195,8 +195,8 @@ device_description_str: "{gpu.device}"
 def compiler_options(platform: str) -> dict[str, str | bool | int]:
     """Return the options with which XLA compiles for a device that is not there.
 
-    Empty if none are needed, and where libdevice is not installed. Kernels that it would time are chosen by rules, and
-    products are cuBLAS's.
+    Empty if none are needed, and where libdevice is not installed. Kernels that XLA would otherwise time are chosen by
+    rules, and products are cuBLAS's.
     """
     cuda = nvidia_folders("cu13", "nvvm/libdevice") + nvidia_folders("cuda_nvcc", "nvvm/libdevice")
     if platform != "gpu" or not cuda:

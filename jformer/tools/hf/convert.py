@@ -130,7 +130,7 @@ def import_model(directory: Path, workdir: str, texts: Texts, model_type: str = 
 
 @contextlib.contextmanager
 def explained(directory: Path) -> Iterator[None]:
-    """Turn errors that a value of the wrong type in a foreign file causes in our code into a UserError."""
+    """Turn errors caused in our code by a wrong type in a foreign file into a UserError."""
     try:
         yield
     except UserError:
@@ -151,7 +151,7 @@ def kept_files(directory: Path, texts: Texts) -> dict[str, str]:
 
 
 def not_carried(notes: list[str]) -> str:
-    """Return a note on settings that the other side has no option for."""
+    """Return a note on settings for which the other side has no option."""
     return f"; not carried over: {', '.join(notes)}" if notes else ""
 
 
@@ -187,7 +187,7 @@ def find_task(family: HfFamily, architectures: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def read_as(family: HfFamily, architectures: Sequence[str]) -> Iterator[list[str]]:
-    """Yield a note on an architecture that is unknown, and name those that are known if its weights do not fit."""
+    """Yield a note on an unknown architecture, and name the known ones if its weights do not fit."""
     known = not architectures or {*architectures} & {*family.classes}
     try:
         yield [] if known else [f"architectures={architectures}"]
@@ -254,7 +254,7 @@ def read_answers(found: ForeignModel) -> Tokenizer | None:
 
 
 def without_place(found: ForeignModel) -> list[str]:
-    """Return notes on heads of theirs that are left out, and on a head of ours that they lack."""
+    """Return notes on their heads that are left out, and on a head of ours that they lack."""
     family, read = found.family, {entry.theirs for entry in found.table.values()}
     left = {".".join(name.split(".")[:2]) for name in found.source.found
             if name not in (*read, *family.copies, BIAS) and (family.is_head(name) or ".pooler." in name)}  # fmt: skip

@@ -123,11 +123,11 @@ def _new_tokens(files: Sequence[Path], tokenizer: Changeable) -> list[str]:
 
 
 def read_run(workdir: str, new: str, changed: str) -> tuple[StoredRun, Changeable, Changeable]:
-    """Return a run that will be `changed` ("pruned" or "extended") and written to `new`, and its tokenizers of texts.
+    """Return a run to be `changed` ("pruned" or "extended") and written to `new`, and its tokenizers of texts.
 
-    The first is of the texts that it reads, the second of those it writes; a classifier writes none, and both are one.
-    Raises UserError for a vocabulary that was not imported or differs between the two sides, and for a directory that
-    is not empty.
+    The first is for texts that it reads, the second for those it writes; a classifier writes none, so both are the
+    same. Raises UserError for a vocabulary that was not imported or differs between the two sides, and for a directory
+    that is not empty.
     """
     new_directory(new, "--workdir=")
     run = write_model.read_run(workdir)
@@ -163,14 +163,14 @@ def write_changed(
         new: the empty workdir to write to.
         sides: the new tokenizers of source and target.
         rows: the new number of entries in the tables of tokens.
-        change: from a table of tokens, and the axis of its tokens, to the new table.
+        change: (a table of tokens, the axis of its tokens) → the new table.
         decode: changed options of `config.decode`.
     """
 
     def changed(name: str, leaf: jax.Array) -> np.ndarray:
         return change(np.asarray(leaf), TABLES[name]) if name in TABLES else np.asarray(leaf)
 
-    # Read after all checks, as this takes long for a large model.
+    # Read after all checks, because this takes long for a large model.
     before = load_weights(run.path, run.config, build_model(run.model), make_mesh(1)).params
     params = jax.tree.map(changed, parameter_names(before), before)
     tokenizers = (sides[0], run.tokenizers[1] if run.config.task in LABELLED else sides[1])

@@ -45,19 +45,19 @@ class HfFamily:
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)  # tensor → the tensor that it repeats
     unread: tuple[str, ...] = ()  # patterns of tensors to ignore
     start: int = -1  # decoder_start_token_id of a config.json without one; -1: that of padding
-    prefix: str = ""  # of the names of all tensors but a head's; files of a model without a head leave it out
+    prefix: str = ""  # of all tensor names except a head's; files of a model without a head leave it out
 
     def is_unread(self, name: str) -> bool:
         """Return whether a tensor of theirs can be ignored."""
         return name in self.copies or any(re.fullmatch(pattern, name) for pattern in self.unread) or self.is_head(name)
 
     def is_head(self, name: str) -> bool:
-        """Return whether a tensor is of a head: none of the rest of the model depends on it."""
+        """Return whether a tensor belongs to a head: the rest of the model does not depend on it."""
         return bool(self.prefix) and not name.startswith(self.prefix)
 
 
 def table_of(family: HfFamily, model: ModelConfig, task: str) -> Table:
-    """Return the table of a model for a task; that of `qa` is a tagger's with another name for the head."""
+    """Return the table of a model for a task; `qa` has a tagger's, with another name for the head."""
     table = family.table(model)
     return table | linear("classifier", "qa_outputs") if task == "qa" else table
 
@@ -130,7 +130,7 @@ def config_fields(family: HfFamily, model: ModelConfig, task: str) -> dict[str, 
 
 
 def _first_difference(name: str, ours: Any, theirs: Any) -> tuple[str, Any, Any]:
-    """Return the first option of a group that differs, and both values; of a single option, the arguments."""
+    """Return the first option of a group that differs, and both values; for a single option, the arguments."""
     for field in dataclasses.fields(ours) if dataclasses.is_dataclass(ours) else ():
         pair = getattr(ours, field.name), getattr(theirs, field.name)
         if pair[0] != pair[1]:
@@ -139,7 +139,7 @@ def _first_difference(name: str, ours: Any, theirs: Any) -> tuple[str, Any, Any]
 
 
 def is_bare(model: ModelConfig, task: str) -> bool:
-    """Return whether an encoder has no head for masked tokens, as their classes whose names end in Model."""
+    """Return whether an encoder has no head for masked tokens, like their classes whose names end in Model."""
     return task == "mlm" and model.head == dataclasses.replace(model.head, transform=False, bias=False)
 
 

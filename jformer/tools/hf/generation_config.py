@@ -47,7 +47,7 @@ def read(
         symbols: of the target.
         tokens: the token of each id.
         language: whether texts begin with a language token, which then starts outputs whatever the settings say.
-        continues: whether outputs continue a prompt, which theirs counts in max_length and min_length.
+        continues: whether outputs continue a prompt, which theirs includes in max_length and min_length.
     """
     own = {key: value for key, value in own.items() if value is not None}
     fields = {key: value for key, value in fields.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Export tokenizers that jformer learned as a tokenizer.json, which gives the same ids for the same text.
+"""Export tokenizers learned by jformer as a tokenizer.json that gives the same ids for the same text.
 
 `differences` lists the few exceptions. A symbol such as </s> spelt in a text is text to our tokenizers; in theirs this
 needs `split_special_tokens` in tokenizer_config.json, and no entry of the vocabulary that matches the symbol.
@@ -33,7 +33,7 @@ def to_json(tokenizer: Tokenizer, family: str, mask: bool, written: Sequence[int
     from tokenizers import AddedToken, processors
 
     if isinstance(tokenizer, SubwordTokenizer) and not tokenizer.is_ours:
-        return None  # a given model, one with symbols that are never cut, or unigram with bytes, which differ there
+        return None  # an imported model, one with symbols that are never cut, or unigram with bytes: these would differ
     fast = _subwords(tokenizer) if isinstance(tokenizer, SubwordTokenizer) else _listed(tokenizer)
     if fast is None:
         return None

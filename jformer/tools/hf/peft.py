@@ -49,7 +49,7 @@ WITHOUT_EFFECT = (  # fields that do not affect the computation, or that the ten
 )  # fmt: skip
 READ = ("r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern")
 REPEATED = re.compile(r"\.(modules_to_save|original_module)\.")  # in names of tensors that are stored twice
-INITIAL = (True, False, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave the base unchanged
+INITIAL = (True, False, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that do not change the base
 WITH_LOGITS = ("translate", "lm", "mlm")  # tasks of models that project to the vocabulary
 HEAD = "lm_head"  # the projection; PEFT ties only tables that are named embed_tokens or this
 OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
@@ -60,7 +60,7 @@ TASK_TYPES = {"translate": "SEQ_2_SEQ_LM", "lm": "CAUSAL_LM", "classify": "SEQ_C
 def import_adapter(directory: Path, workdir: str, base: str) -> str:
     """Import an adapter of PEFT as a run of adapters whose base is the run `base`, and return a summary.
 
-    Raises UserError for what is not LoRA of kernels, and for tensors that have no place in the base.
+    Raises UserError for anything but LoRA of kernels, and for tensors without a place in the base.
     """
     if processes.process_count() > 1:
         raise UserError(
@@ -115,7 +115,7 @@ def import_adapter(directory: Path, workdir: str, base: str) -> str:
 def _with_head(
     task: str, family: HfFamily, run: StoredRun, source: tensors.Tensors
 ) -> tuple[Config, tuple[Tokenizer, Tokenizer]]:
-    """Return config and tokenizers of a base that gets the head of an adapter; the names of labels are not known."""
+    """Return config and tokenizers of a base that gets the head of an adapter; names of labels are unknown."""
     text, fields = run.tokenizers[0], parse_object(run.origin["files"][FIELDS])
     fields = {key: value for key, value in fields.items() if key not in OF_LABELS}
     fields["vocab_size"] = run.model.vocab_size  # which pruning and extending change
@@ -187,7 +187,7 @@ def order_of(entry: Entry, shape: tuple[int, ...]) -> Order | None:
         numbers = [np.broadcast_to(np.expand_dims(np.arange(n), 1 - axis), sizes) for axis, n in enumerate(sizes)]
         try:
             inputs, outputs = (entry.read(each.T if turned else each) for each in numbers)
-        except ValueError:  # such as a width that does not split into the parts of the other axis
+        except ValueError:  # such as a width that cannot be split into the parts of the other axis
             continue
         if inputs.shape == shape and len({*inputs[:, 0].tolist()}) == shape[0]:
             return Order(inputs[:, 0], outputs[0], turned)
@@ -256,7 +256,7 @@ class Reading:
         return found
 
     def _whole(self, table: Table) -> dict[str, np.ndarray]:
-        """Return the parameters that the adapter has whole, as PEFT's modules_to_save and biases are.
+        """Return the parameters that the adapter holds whole, such as PEFT's modules_to_save and biases.
 
         Raises UserError for one of another shape, such as a table with further tokens, and for a tied table without
         its copies.

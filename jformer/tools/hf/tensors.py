@@ -1,7 +1,7 @@
 """Read and write safetensors files: headers are validated, parts of tensors are read through a memory map.
 
 A file is 8 bytes with the length of its header, the header as JSON, and the tensors. A damaged or hostile file is
-refused: every offset must follow from the shapes and lie in the file. Reading does without the library, whose slices
+refused: every offset must follow from the shapes and lie in the file. Reading does not use the library, whose slices
 cannot express a part of a transposed or permuted tensor: each process would hold whole tensors.
 """
 
@@ -94,7 +94,7 @@ class Tensors:
 
 
 def _copy(part: np.ndarray, mapped: mmap.mmap) -> np.ndarray:
-    """Copy in pieces and release the pages of the file: the columns of a table are on all of its pages."""
+    """Copy in pieces and release the pages of the file: the columns of a table span all of its pages."""
     if not part.ndim:
         return np.array(part, np.float32)
     array = np.empty(part.shape, np.float32)
@@ -161,7 +161,7 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
     if directory.is_file():
         return {directory: None}
     index, whole = directory / INDEX, directory / WHOLE
-    if whole.is_file():  # which transformers reads, too, where there are both
+    if whole.is_file():  # transformers also prefers it if there are both
         return {whole: None}
     if index.exists():
         try:

@@ -62,7 +62,7 @@ def convert(source: str, target: str) -> None:
             sys.exit(f"{other!r} in it is not a tensor")
         # Copied, as safetensors refuses tensors that share their memory.
         save_file({name: value.detach().clone().contiguous() for name, value in found.items()}, f"{target}.part")
-    except Exception as error:  # torch raises errors of many kinds; the first advises to load the file nevertheless
+    except Exception as error:  # torch raises errors of many kinds; the first recommends loading the file anyway
         reason = re.search(r"WeightsUnpickler error: (.+)", str(error))
         sys.exit(reason[1] if reason else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     Path(f"{target}.part").replace(target)

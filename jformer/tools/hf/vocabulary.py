@@ -43,7 +43,7 @@ TOKENS = {  # family → the special tokens of its tokenizer's class, which file
     **dict.fromkeys(WORDPIECE, _BERT), **dict.fromkeys(("t5", "mt5", "marian"), _T5),
     **dict.fromkeys(("roberta", "bart", "mbart", "m2m_100"), _BART),
 }  # fmt: skip
-FAR = 10  # times as many ids as tokens at most: lists of all ids would exhaust the memory
+FAR = 10  # at most this many ids per token: lists of all ids would exhaust the memory
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer"}
 # Languages that a tokenizer_config.json of transformers 5 only refers to by a name, in the order of their ids.
 LANGUAGE_CODES = {
@@ -102,14 +102,14 @@ class TokenizerFiles:
         return TokenizerFiles(self.directory, self.model_type, own, TARGET_IDS)
 
     def _fast_ids(self, path: Path) -> dict[str, int]:
-        library()  # whose absence is no mistake in the file
+        library()  # its absence is not an error in the file
         try:
             content = path.read_text("utf-8") if path.name == FAST else self._made_of(path)
-            stored = parse_object(content)  # refuses duplicate keys, of which the library takes the last
+            stored = parse_object(content)  # refuses duplicate keys; the library would take the last
             added = self._added(stored, FastTokenizer(content, {}).ids)
             whole = {**stored, "added_tokens": added, **self._overridden(stored)}
             self.content = content if whole == stored else json.dumps(whole, ensure_ascii=False)
-            self._is_bpe = "merges" in stored["model"]  # whose texts transformers 5 does not clean up
+            self._is_bpe = "merges" in stored["model"]  # transformers 5 does not clean up their texts
             return FastTokenizer(self.content, {}).ids
         except UserError:
             raise
@@ -187,7 +187,7 @@ class TokenizerFiles:
     def _added(self, stored: Mapping[str, Any], ids: Mapping[str, int]) -> list[dict[str, Any]]:
         """Return the added tokens of a tokenizer.json, with the special ones that it leaves to the other files.
 
-        Without those that have no row in the model's table: they are text, and listed in `self.without_row`.
+        Those without a row in the model's table are left out: they are text, and listed in `self.without_row`.
         """
         added = list(stored.get("added_tokens") or [])
         plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -365,7 +365,7 @@ def write(
 
 
 def _languages_after(ids: Mapping[str, int]) -> tuple[str, list[str]]:
-    """Return the name of the languages that have the last ids, in their order, and their tokens, or neither.
+    """Return the name of the language list that has the last ids, in its order, and its tokens, or neither.
 
     M2M100Tokenizer numbers them itself, from the number of the listed tokens on.
     """

@@ -53,22 +53,22 @@ class StoredRun:
 
     @property
     def text(self) -> Tokenizer:
-        """The tokenizer of the texts that it writes or, as a classifier, reads: its other one is of labels."""
+        """The tokenizer of the texts that it writes or, if a classifier, reads: its other one is for labels."""
         return self.tokenizers[self.config.task not in LABELLED]
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What import recorded about it, or about the run that it began with, and so on; {} if none was imported."""
+        """What import recorded about it, or about the run that it started from, and so on; {} if none was imported."""
         place, _ = self._beginning()
         return vocabulary.read_json(place / ORIGIN, {})
 
     @property
     def lost(self) -> str:
-        """The run that it, or one that it began with, began with, if that is not there any more."""
+        """The run that it, or one of its ancestors, started from, if that no longer exists."""
         return self._beginning()[1]
 
     def _beginning(self) -> tuple[AnyPath, str]:
-        """Return the directory of the run that was imported or else of the first one, and what is missing before it."""
+        """Return the directory of the imported ancestor, or else of the first one, and a missing run before it."""
         place, seen, start = self.path, set[str](), self.config.train.init_from
         while start and start not in seen and not (place / ORIGIN).is_file():
             if not (run_path(start) / "config.json").is_file():
@@ -99,7 +99,7 @@ def export_model(
     for a run that no family can express, and a directory that is not empty.
     """
     run = read_run(workdir)
-    if run.config.task == "denoise" and run.text.symbols.noise:  # the model of a translation, with its own sentinels
+    if run.config.task == "denoise" and run.text.symbols.noise:  # a translation model, with its own sentinels
         run = dataclasses.replace(run, config=dataclasses.replace(run.config, task="translate"))
     config, origin = run.config, run.origin
     target = new_disk_directory(output, "--output=")
@@ -171,7 +171,7 @@ def _output_times(params: PyTree, scale: float, shift: float) -> PyTree:
 
 
 def tokenizer_facts(config: Config, model: ModelConfig) -> dict[str, Any]:
-    """Return fields of tokenizer_config.json: how long texts may be, and which arrays the model reads."""
+    """Return fields of tokenizer_config.json: the maximum length of texts, and the arrays that the model reads."""
     longest = config.data.max_source_length if model.family != "decoder" else config.data.max_target_length
     segments = ["token_type_ids"] if model.head.num_segments > 1 else []
     return {

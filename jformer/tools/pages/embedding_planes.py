@@ -29,7 +29,7 @@ class Plane(NamedTuple):
     name: str
     tokens: tuple[str, ...]  # of embeddings each once, as the vocabulary writes them
     points: np.ndarray  # f32 [n 2]
-    shares: tuple[float, float]  # of the variance of these vectors, that each axis shows
+    shares: tuple[float, float]  # of the vectors' variance that each axis shows
     neighbours: tuple[tuple[tuple[str, float], ...], ...]  # the nearest of the vocabulary, or of these, by cosine
 
 
@@ -41,7 +41,7 @@ class Positions(NamedTuple):
     values: np.ndarray  # f32: [t d] added to embeddings, or [h s] added to the scores of attention
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    masked: bool = False  # whether it is a mask: zeros are pairs that may not attend
+    masked: bool = False  # whether it is a mask: zeros are pairs without attention
 
 
 def embedding_planes(predictor: Predictor, pairs: Sequence[tuple[str, str]]) -> list[list[Plane]]:
@@ -180,7 +180,7 @@ def _relative(options: RelativeConfig, stack: str, table: Any, shown: int) -> Po
 
 
 def distances_of(shown: int, causal: bool) -> np.ndarray:
-    """Return the distances from a token to those it may attend to, near ones alone."""
+    """Return the distances from a token to those it may attend to, near ones only."""
     far = min(shown - 1, FAR)
     return np.arange(-far, 1 if causal else far + 1)
 

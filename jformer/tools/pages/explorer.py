@@ -218,13 +218,13 @@ def _packed(values: np.ndarray, packed: list[str]) -> int:
 
 
 def _packed_json(values: Sequence[Any], packed: list[str]) -> int | None:
-    """Append what a section draws once it is opened as packed JSON, and return its number; None if there is nothing."""
+    """Append as packed JSON what a section draws once it is opened, and return its number; None if there is nothing."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _packed(np.frombuffer(text.encode(), np.uint8), packed) if values else None
 
 
 def _tree(tree: SearchTree) -> dict[str, Any]:
-    """Return a tree as lists of fields, in thousandths of nats; of dropped nodes only the best of each step."""
+    """Return a tree as lists of fields, in thousandths of nats; of the dropped nodes, only the best of each step."""
     nodes = sorted([i for i, state in enumerate(tree.states) if state != "dropped"] + _best_dropped(tree))
     number = {node: i for i, node in enumerate(nodes)}
     tokens = list(dict.fromkeys(tree.tokens[i] for i in nodes))

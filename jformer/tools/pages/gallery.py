@@ -1,4 +1,4 @@
-"""The gallery: what a Transformer is made of, as a page, at the sizes of a config and before anything is trained.
+"""The gallery: a page on what a Transformer is made of, at the sizes of a config and before any training.
 
 Every number comes from the modules that a run uses. Only the step of attention with numbers to edit is computed in the
 page, by gallery.js; it begins with those of docs/walkthrough.md.
@@ -38,7 +38,7 @@ PROGRAMS = ("element", "explorer_drawing", "charts", "gallery")
 LENGTH, WIDTH = 128, 512  # positions and features of a map at most
 NARROW = 40  # columns of a map that stands beside others
 SHIFTS = (1, 2, 8, 32, 100)
-QUERIES, KEYS = 512, 16  # whose softmax is looked at: keys of each query
+QUERIES, KEYS = 512, 16  # whose softmax is shown: keys of each query
 WINDOW = 3  # of the mask that shows one, where the config has none
 POINTS = 200  # of a learning rate's line
 LONGEST = 2**13  # tokens of a text whose FLOPs are drawn
@@ -236,7 +236,7 @@ def encoded(d_model: int) -> tuple[np.ndarray, Sequence[int]]:
 
 
 def products_by_distance(table: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the mean product of two rows of a table [t d] by distance [t], and the largest spread at one distance.
+    """Return the mean product of two rows of a table [t d] by distance [t], and the largest spread at any distance.
 
     Both are shares of the mean product of a row with itself.
     """

@@ -32,7 +32,7 @@ def page(
     A content security policy allows only the named programs to run. Texts are data, never read as HTML or code.
 
     Args:
-        title: of the window, and the heading.
+        title: of the window, and as the heading.
         parts: HTML.
         programs: names of programs that draw the data, in this order: PROGRAM.js next to this file, and for the style
             PROGRAM.css where there is one.
@@ -96,7 +96,7 @@ def contents(titles: Mapping[str, str]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return a paragraph, which keeps line breaks and runs from right to left if its first letter does."""
+    """Return a paragraph; it keeps line breaks, and runs from right to left if its first letter does."""
     return f'<p dir="auto">{html.escape(text)}</p>'
 
 
@@ -160,7 +160,7 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             whole = content.encode() if isinstance(content, str) else content
-            replace_content(folder / name, whole, shared=True)  # machines that finish a sweep together
+            replace_content(folder / name, whole, shared=True)  # several machines may finish a sweep at once
 
 
 SPACES = {" ": "␣", "\n": "↵", "\t": "⇥"}  # as keyboards and editors show them

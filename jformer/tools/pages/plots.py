@@ -181,4 +181,4 @@ def _label(text: str, characters: int = LABEL_WIDTH) -> str:
     if len(lines) > 4:
         lines = [*lines[:2], "…", lines[-1]]
     shown = "\n".join(lines).replace("$", r"\$")
-    return f"\u200b{shown}" if shown.startswith("_") else shown  # a legend leaves out what begins with it
+    return f"\u200b{shown}" if shown.startswith("_") else shown  # legends leave out labels that begin with _

@@ -24,7 +24,7 @@ from jformer.tasks.metrics import answer_scores, text_metric
 from jformer.tools.pages import page
 
 Rows = Sequence[Mapping[str, Any]]
-MOST_POINTS = 1_000  # of a line; of longer ones every second, third, ... row is drawn, and the last
+MOST_POINTS = 1_000  # of a line; of longer ones, every second, third, ... row is drawn, and the last
 GRADES = {  # kind of answers → the heading of their grades
     "text": "chrF",
     "one": "label",
@@ -94,7 +94,7 @@ def is_over(run: Path) -> bool:
 def report(config: Config, run: Path, refresh: float = 0.0) -> str:
     """Return the page of one run; browsers reload it every `refresh` seconds unless that is 0.
 
-    `config` may name another place of the data. Raises UserError for a missing run or an invalid file of it.
+    `config` may name another location of the data. Raises UserError for a missing run or an invalid file of it.
     """
     results, rows, name = records.results(run), records.rows(run), run.name or str(run)
     parts = [page.paragraph(state(config, rows, results)), CHARTS, *scores(results, intervals(config, run, results))]
@@ -227,7 +227,7 @@ def graded(
         if is_right(config, answer, pair):
             continue
         grade, text = line_score(config, answer, pair), "wrong"
-        if (kind, grade) in (("qa", 100), ("number", 0)):  # right all the same, such as 5 for 5.0
+        if (kind, grade) in (("qa", 100), ("number", 0)):  # still right, such as 5 for 5.0
             continue
         if kind == "tags":
             tags = pair.target.split()

@@ -66,7 +66,7 @@ class Workers:
 
 def build_app(engine: Engine, limits: Limits, access: Access, adapters: Mapping[str, Engine] | None = None) -> Guard:
     """Return the ASGI application that serves a run, and adapters of it by name."""
-    model = ThreadPoolExecutor(1, "model")  # for all models, like the other
+    model = ThreadPoolExecutor(1, "model")  # for all models, like the other executor
     devices = engine.predictor.mesh.size if engine.predictor.mesh else 1  # two threads could deadlock their collectives
     threads = model, model if devices > 1 else ThreadPoolExecutor(1, "stream")
     works: dict[str | None, Workers] = {None: Workers(engine, limits, *threads)}

@@ -77,7 +77,7 @@ class Batcher(Generic[Item, Reply]):
             began = loop.time()
             await loop.run_in_executor(self._executor, self._answer_all, jobs, loop)
             size = sum(len(job.items) for job in jobs)
-            if size >= min(self._full, most):  # a low rate makes batches small, and must not last for ever
+            if size >= min(self._full, most):  # a low rate makes batches small, and must not last forever
                 self._rates.append(size / max(loop.time() - began, 1e-6))
 
     def _within(self, seconds: float) -> float:
@@ -121,11 +121,11 @@ def _resolve(loop: asyncio.AbstractEventLoop, resolved: Sequence[tuple[_Job[Any,
 
 
 async def gather(queue: "asyncio.Queue[Any]", most: float, seconds: float) -> list[Any]:
-    """Wait for a first element, then up to some seconds for more, until their `items` are `most` in all."""
+    """Wait for a first element, then up to some seconds for more, until they have `most` items in all."""
     found = [await queue.get()]
     count, until = len(found[0].items), asyncio.get_running_loop().time() + seconds
     while count < most:
-        if not queue.empty():  # setting a timer for each would take as long as the rest
+        if not queue.empty():  # a timer for each would take as long as everything else
             found.append(queue.get_nowait())
         else:
             try:

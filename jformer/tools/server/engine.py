@@ -123,13 +123,13 @@ class Engine:
             yield {number: self.record(outputs) for number, outputs in some.items()}
 
     def check_streamed(self, requests: Sequence[Request]) -> None:
-        """Raise UserError for requests that cannot be streamed, or not at a time."""
+        """Raise UserError for requests that cannot be streamed, or not together."""
         refuse_streaming(self.predictor.task.answer, self.predictor.config.decode)
         if len(requests) > self._limits.streams:
             raise UserError(f"{len(requests)} texts are more than the {self._limits.streams} of a stream; send several")
 
     def grow(self, groups: Sequence[Sequence[Piece]]) -> Streaming:
-        """Begin to answer requests, each of which is given as its pieces."""
+        """Begin to answer requests, each given as its pieces."""
         assert self._programs
         return Streaming(self.predictor, self._programs, groups)
 

@@ -12,7 +12,7 @@ class Meters:
     """Counts and durations of requests, sizes of batches, and the number of texts that wait."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
-        """Start at zero; `waiting` returns how many texts have no answer so far."""
+        """Start at zero; `waiting` returns how many texts have no answer yet."""
         self._registry = CollectorRegistry()
         own = self._registry
         self._requests = Counter("jformer_requests", "Requests answered", ("path", "status"), registry=own)

@@ -21,7 +21,7 @@ class Stream:
     """The items of one caller. Iterate over it for their updates; `Streams.close` abandons them."""
 
     def __init__(self, items: Sequence[Item], seconds: float, until: float) -> None:
-        """Hold the items, which must be answered within some seconds, that is until a time of the event loop."""
+        """Hold the items, which must be answered within some seconds, i.e. by a time of the event loop."""
         self.items, self.seconds, self.left = items, seconds, False
         self._until = until
         self._updates: asyncio.Queue[tuple[int, StreamUpdate] | Exception] = asyncio.Queue()

@@ -120,7 +120,7 @@ class Experiment:
     def reports_in_training(self) -> bool:
         """Return whether metrics.jsonl has the metric while a trial runs."""
         (split, _, name), config = self.metric.partition("/"), self.config({})
-        if split in config.data.test_splits():  # whose scores come after training
+        if split in config.data.test_splits():  # scored only after training
             return name in _logged(config).get(split, ())
         return split in ("train", "valid") or split.startswith("valid_")
 
@@ -196,7 +196,7 @@ def _check(experiment: Experiment) -> None:
 
 def _logged(config: Config) -> dict[str, tuple[str, ...]]:
     """Return split → the names of the figures that metrics.jsonl has of it."""
-    number = config.task == "classify" and config.data.labels == "number"  # which is not right or wrong
+    number = config.task == "classify" and config.data.labels == "number"  # numbers are not right or wrong
     measured = ("loss",) if number else MEASURED
     validated = (*measured, *config.evaluate.during) if config.train.eval_every else ()
     averaged = measured if validated and config.train.ema_decay else ()
@@ -219,7 +219,7 @@ def reported(config: Config) -> dict[str, tuple[str, ...]]:
 def _check_metric(metric: str, config: Config) -> None:
     """Raise UserError for a metric that a trial cannot report; groups of a score are not known before it runs."""
     (split, _, name), figures = metric.partition("/"), reported(config)
-    if is_own(config.task) and split in config.data.test_splits():  # whose scores are not known either
+    if is_own(config.task) and split in config.data.test_splits():  # these scores are not known either
         return
     if split not in figures:
         raise UserError(f"METRIC={metric!r}, but the trial reports metrics of {', '.join(figures)}")
@@ -292,7 +292,7 @@ def _labelled(sweep: Callable[[], Any], path: Path) -> dict[str, Overrides]:
 
 
 def plain_values(overrides: Overrides) -> Overrides:
-    """Return overrides with values of Python in place of scalars of NumPy and paths, which JSON cannot hold."""
+    """Return overrides with plain Python values in place of NumPy scalars and paths, which JSON cannot hold."""
     return {key: plain(value) for key, value in overrides.items()}
 
 

@@ -20,7 +20,7 @@ from jformer.tools.sweep.queue import OPEN, TrialQueue
 
 T = TypeVar("T")
 LOOK = 1.0  # seconds between checks of workers and queue
-DEATHS = 10  # of workers in a row, with no trial finished in between, before we give up
+DEATHS = 10  # of workers in a row, without a finished trial in between, before we give up
 
 
 class LocalWorkers:

@@ -61,7 +61,7 @@ class TrialQueue:
     def trials(self) -> list[Trial]:
         """Return all trials as they are now: planned ones in their order, those of a search in that of their rows.
 
-        An arm's label is the present one: it may have another since a row was added, as it depends on the other arms.
+        An arm's label is the current one, which may have changed since a row was added: it depends on the other arms.
         Its overrides are those of the file, where rows have lists for tuples.
         """
         found = {name: _as_trial(rows) for name, rows in self._rows().items()}
@@ -119,7 +119,7 @@ class TrialQueue:
     def _suggest(self, row: optuna.Trial) -> "Claim | None":
         """Let search() fill in a new row, unless there are enough; if workers ask at once, the first rows count.
 
-        A suggestion that cannot work is a failed trial. If it is the first one, so that none of them may work, or if
+        A suggestion that cannot work is a failed trial. If it is the first one, so that perhaps none works, or if
         search() itself fails, this raises UserError.
         """
         experiment = self.experiment
@@ -175,7 +175,7 @@ class TrialQueue:
 
     def _take_back(self) -> None:
         """Fail the rows of owners that are dead or have been silent for too long."""
-        now = time.monotonic()  # before reading: a worker that was suspended in between must not find others silent
+        now = time.monotonic()  # before reading: if suspended in between, this worker must not find others silent
         for row in self._all():
             if row.state != TrialState.RUNNING:
                 continue
@@ -244,7 +244,7 @@ class Claim:
         return self._finish(TrialState.FAIL, error=error, seconds=seconds)
 
     def give_back(self, seconds: float, crash: str = "") -> bool:
-        """Let another worker resume the trial, whose process may have crashed."""
+        """Let another worker resume the trial; its process may have crashed."""
         attributes: dict[str, Any] = {"seconds": seconds, "crash": crash} if crash else {"seconds": seconds}
         return self._finish(TrialState.FAIL, **attributes)
 

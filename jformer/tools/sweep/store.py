@@ -252,7 +252,7 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path, here: dic
     """
     shared = experiment.config({})
     mine, path = {"experiment": experiment.path.stem, "metric": experiment.metric}, workdir / RECORD
-    here = here or read_record(path)  # which another process may have written by now, if nothing locks the workdir
+    here = here or read_record(path)  # another process may have written it by now, if nothing locks the workdir
     opening = here.pop(OPENING, None) is not None or not here
     if opening and "sweep" not in study.user_attrs and here.get("study", study.study_name) == study.study_name:
         here = here or {**mine, "study": study.study_name, "id": secrets.token_hex(8)}
@@ -271,7 +271,7 @@ def _agree(study: optuna.Study, experiment: Experiment, workdir: Path, here: dic
         if saved[key] != value:
             raise UserError(f"{workdir}: its {key} is {saved[key]!r}, not {value!r}: use another --workdir")
     first = resolve(saved["shared"])
-    # In a run train.num_steps may have become what its epochs take; here it is the limit, then and now.
+    # In a run, train.num_steps may have become what its epochs take; here it is the limit, then as now.
     now = dataclasses.replace(with_saved_config(shared, first), train=shared.train)
     for key, (before, after) in differences(first, now).items():
         if not key.startswith(MAY_DIFFER):

@@ -101,7 +101,7 @@ def parallel(experiment: Experiment, done: Sequence[Trial]) -> bytes:
         params = {key: value if key in numbers else _escaped(value) for key, value in trial.overrides.items()}
         own, value = {key: axes[key] for key in params}, trial.metrics[experiment.metric]
         study.add_trial(optuna.create_trial(params=params, distributions=own, value=value))
-    pyplot.switch_backend("agg")  # Optuna draws by pyplot, which would open windows and keep its figures
+    pyplot.switch_backend("agg")  # Optuna draws with pyplot, which would open windows and keep figures
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         figure = cast("Figure", plot_parallel_coordinate(study, target_name=experiment.metric).figure)

@@ -132,7 +132,7 @@ def conclusions(experiment: Experiment, trials: Sequence[Trial]) -> list[str]:
         return []
     try:
         return [str(line) for line in experiment.conclude(trials)]
-    except Exception as error:  # of the user's file; the rest of the report is still valid
+    except Exception as error:  # from the user's file; the rest of the report is still valid
         return [f"conclude() failed: {type(error).__name__}: {error}"]
 
 
@@ -170,7 +170,7 @@ def arm_table(
 ) -> list[list[str]]:
     """Return the table of arms in the file's order, or only the best if there are many.
 
-    The best is marked, unless it is `partial`: without the seeds that failed, a mean is that of the lucky ones.
+    The best is marked, unless it is `partial`: without failed seeds, a mean covers only the lucky ones.
     """
     costs, shown = _costs(done), list(standings)
     best = comparison.best([found for found in standings if found.label not in partial], experiment.goal)

@@ -1,8 +1,8 @@
 """The quickstart corpus: English to German dates, times, amounts, numbers and names, generated offline.
 
-Every pair renders one content in both languages. So the corpus needs no download and carries no licence but CLDR's
-(see NOTICE), and translating it takes reordering, inflection and vocabulary, yet a small model learns it in minutes.
-This module decides the contents of the corpus and its splits; `contents` draws the texts.
+Every pair renders the same content in both languages. The corpus needs no download and carries no licence but CLDR's
+(see NOTICE). Translating it takes reordering, inflection and vocabulary, yet a small model learns it in minutes. This
+module decides the contents of the corpus and its splits; `contents` draws the texts.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def build(seed: int = 0, size: int = 100_000) -> dict[str, list[QuickstartPair]]
     """
     examples: dict[str, QuickstartPair] = {}
     for name, (draw, percent) in FAMILIES.items():
-        rng = Random(f"quickstart {seed} {name}")  # a string is seeded through SHA-512, never through hash()
+        rng = Random(f"quickstart {seed} {name}")  # a string seeds through SHA-512, never through hash()
         share = size * percent // 100
         goal = len(examples) + share
         for _ in range(10 * share):

@@ -22,7 +22,7 @@ _ENGLISH, _GERMAN = Locale("en"), Locale("de")
 # several kinds of blank would only test the tokenizer.
 _PLAIN = str.maketrans({"\u202f": " ", "\u00a0": " ", "\u2009": " ", "\u00ad": None})
 
-# A hundred years, so that "11/21/26" is one date only.
+# A hundred years, so that "11/21/26" is only one date.
 _FIRST_DAY = datetime.datetime(1950, 1, 1)
 _NUM_DAYS = 36_525
 
@@ -37,7 +37,7 @@ _UNITS = str.split(
 _COUNTRIES = str.split(
     "AT AU BE BR CA CH CN CZ DE DK EG ES FI FR GB GR HU IE IN IT JP KR MA MX NL NO NZ PL PT RU SE TR US ZA"
 )
-# Babel writes "CHF1,234.50" in English, without the blank of CLDR, so only true signs are drawn as signs.
+# Babel writes "CHF1,234.50" in English, without CLDR's blank, so only true signs are drawn as signs.
 _SIGN_CURRENCIES = str.split("AUD BRL CAD CNY EUR GBP INR JPY KRW MXN USD")
 _NAME_CURRENCIES = str.split("AUD CAD CHF CZK DKK EUR GBP INR JPY MXN NOK SEK TRY USD ZAR")
 # Babel counts 365 days a year and 30 a month.
@@ -187,7 +187,7 @@ def draw_worded_measure(rng: Random) -> Drawn:
 
 
 def draw_number(rng: Random) -> Drawn:
-    """Draw a percentage, millions to trillions, or, as only comma and point differ in it, a rare plain decimal."""
+    """Draw a percentage, millions to trillions or, rarely, a plain decimal, in which only comma and point differ."""
     amount = Decimal(20 + _magnitude(rng, 4)) + Decimal(1 + _below(rng, 9)) / _pick(rng, (10, 100))
     style = _pick(rng, ("plain", "percent", "percent", "compact", "compact"))
     if style == "plain":
@@ -196,7 +196,7 @@ def draw_number(rng: Random) -> Drawn:
         ratio = amount / 100
         percent = _both(lambda locale: numbers.format_percent(ratio, locale=locale, decimal_quantization=False))
         return *percent, str(ratio)
-    # From 2 up, as CLDR's German has "1 Milliarden", and below 1000, the next name.
+    # From 2 up, because CLDR's German has "1 Milliarden", and below 1000, the next name.
     n = int((2 + amount % 998) * 10 ** _pick(rng, (6, 9, 12)))
 
     def render(locale: Locale) -> str:
