@@ -118,7 +118,7 @@ def load(
 
     Keyword arguments replace the run's own options of `jformer.decoding.decode_config.DecodeConfig`; `options` replaces
     any others, by key: `{"evaluate.weights": "ema"}`. All devices share the work; if `options` sets a key of `mesh`,
-    they are laid out as the run's mesh with that change. Raises UserError if there is no run, and for an option that
+    they are laid out like the run's mesh with that change. Raises UserError if there is no run, and for an option that
     does not exist, cannot work, or cannot change after training.
     """
     silence_libtpu()

@@ -96,7 +96,7 @@ class Checkpoints:
         manifest = Manifest.of(state, progress, selection_cost)
         items = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
         items[MANIFEST] = ocp.args.JsonSave(manifest.to_json())
-        kinds = (Exception,) if in_bucket(self.directory) else (OSError, ValueError, RuntimeError)  # buckets: any
+        kinds = (Exception,) if in_bucket(self.directory) else (OSError, ValueError, RuntimeError)  # buckets raise any
         try:
             if processes.is_main_process():
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ class Checkpoints:
             refuse_mismatch(manifest.arrays[name], entries(tree), str(where / name))
         args = ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in abstract.items()})
         items = read_together(lambda: self._own_items(where, args), where)
-        for name, tree in items.items():  # in turn: the digests of an item sum over what all processes hold
+        for name, tree in items.items():  # in turn: digests of an item are sums over the parts of all processes
             read_together(partial(refuse_damage, manifest.arrays[name], tree, str(where / name)), where)
         return items
 
@@ -165,7 +165,7 @@ class Checkpoints:
         """Return the steps that this process sees. Raise UserError if it cannot list them."""
         try:
             return saved_steps(self.directory)
-        except Exception as error:  # buckets do not only raise OSErrors
+        except Exception as error:  # buckets also raise errors other than OSError
             raise UnavailableError(
                 f"{self.directory}: cannot be listed now ({first_line(error)}); try again"
             ) from error
@@ -177,7 +177,7 @@ class Checkpoints:
             try:
                 content = parse_object((where / MANIFEST / "metadata").read_bytes())
                 self._manifests[step] = Manifest.from_json(content, str(where / MANIFEST))
-            except Exception as error:  # buckets do not only raise OSErrors
+            except Exception as error:  # buckets also raise errors other than OSError
                 raise explain(error, where) from error
         return self._manifests[step]
 

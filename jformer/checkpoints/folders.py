@@ -49,7 +49,7 @@ def remove_failed(directory: Path) -> None:
     """
     gone = 0
     for _ in range(REMOVALS):
-        with contextlib.suppress(Exception):  # buckets do not only raise OSErrors
+        with contextlib.suppress(Exception):  # buckets also raise errors other than OSError
             remove_unfinished(directory)
         time.sleep(BETWEEN_REMOVALS)
         with contextlib.suppress(Exception):

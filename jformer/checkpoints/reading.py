@@ -74,7 +74,7 @@ def prove(where: Path, manifest: Manifest, abstract: Mapping[str, PyTree]) -> No
         for name, tree in abstract.items():
             try:
                 items = reader.restore(where, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(tree)}))
-            except Exception as error:  # buckets do not only raise OSErrors
+            except Exception as error:  # buckets also raise errors other than OSError
                 raise explain(error, where) from error
             refuse_damage(manifest.arrays[name], items[name], str(where / name))
 

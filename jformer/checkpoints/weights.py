@@ -224,7 +224,7 @@ def adopt(
         origin: the parent's workdir, for notes and errors.
         lora: which parameters train beside adapters.
         freeze: patterns of the names of parameters that do not train.
-        new: False when a run is reopened as it began: then any table may differ in its rows.
+        new: False when a run is reopened as it began: then any table may differ in its number of rows.
 
     Raises:
         UserError: naming the first other parameter that the parent lacks or has in another shape; or for parameters

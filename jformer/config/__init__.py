@@ -47,7 +47,8 @@ def default_config(preset: str = "transformer_base") -> ConfigDict:
 def child_config(run: str) -> ConfigDict:
     """Return a config for a run that starts from another run's weights: the parent's, to be modified.
 
-    What its devices and text determined is reset, and so are adapters and word vectors: its parameters have them.
+    Options that the parent's devices and text determined are reset. So are those of adapters and word vectors, which
+    its parameters already include.
     """
     values = as_config_dict(load_config(run_path(run) / "config.json"))
     values.model.lora = default_config().model.lora

@@ -187,7 +187,7 @@ def _check_evaluate(config: Config) -> None:
         if not scores_during(config):
             raise UserError(f"evaluate.during={evaluate.during}: task={config.task!r} has no answers to score")
         allow = check_part if {*TEXT_SCORES} & {*scores_during(config)} else check_choice
-        if not is_own(config.task):  # whose scores only the first validation knows
+        if not is_own(config.task):  # its scores are known only at the first validation
             allow("evaluate.during", name, (*scores_during(config), *commands))
     if evaluate.during and not config.train.eval_every:
         raise UserError(f"evaluate.during={evaluate.during} needs evaluations: set train.eval_every")

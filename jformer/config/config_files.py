@@ -39,7 +39,7 @@ def load_module(path: Path, flag: str) -> ModuleType:
 def run_config_file(path: Path) -> ConfigDict:
     """Return the result of a config file's get_config(), and allow the import of the parts that it names.
 
-    A name such as `quickstart`, which is no file, means a config that comes with jformer.
+    A name such as `quickstart`, which is not a file, means a config that comes with jformer.
 
     Raises UserError naming file and line if there is none.
     """
@@ -90,7 +90,7 @@ def _in_short(error: BaseException) -> str:
 
 
 def check_keys(keys: Iterable[str], known: Mapping[str, object]) -> None:
-    """Raise UserError for the first dotted key that is no key of a config, naming the nearest one."""
+    """Raise UserError for the first dotted key that is not a key of a config, naming the nearest one."""
     for key in keys:
         if key not in known:
             raise UserError(f"unknown config key {key}; {nearest_key(key, known)}")

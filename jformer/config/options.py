@@ -254,7 +254,7 @@ def score_commands(evaluate: EvaluateConfig) -> dict[str, str]:
 
 
 def final_scores(config: Config) -> tuple[str, ...]:
-    """Return the names of a test set's scores; for text, only those in evaluate.scores and of commands."""
+    """Return the names of a test set's scores; of text scores, only those in evaluate.scores and of commands."""
     names = _test_scores(config)
     own = (*filter(is_own, config.evaluate.scores), *score_commands(config.evaluate))
     own = own if set(names) & {*TEXT_SCORES} else ()

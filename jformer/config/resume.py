@@ -30,7 +30,7 @@ def with_saved_config(given: Config, saved: Config) -> Config:
     """Return a config with the values that the saved run resolved, where the given config leaves them open.
 
     These are data.row_multiple, data.length_multiple, the dtype for model.dtype=auto, train.num_steps for the same
-    train.num_epochs, and with train.init_from its absolute path, if it is only read when the run begins, and the
+    train.num_epochs; with train.init_from also its absolute path, if it is only read when the run begins, and the
     options of the vocabulary, which is inherited.
     """
     data, train, model = given.data, given.train, given.model

@@ -117,7 +117,7 @@ def _blocks(folder: Path) -> Path:
 
 
 def _tasks_to_read(split: Split) -> Iterator[Task]:
-    """Yield the blocks of a split that any process can read from any pair on."""
+    """Yield the blocks of a seekable split: any process can read any of them, without those before it."""
     for first in range(0, split.size, BLOCK):
         size = min(BLOCK, split.size - first)
         yield Task(number=first // BLOCK, first=first, size=size, pairs=None, counts=Counter())

@@ -48,7 +48,7 @@ class Windows(NamedTuple):
     """The parts of one text, in order."""
 
     windows: list[Window]
-    cut: bool  # whether the question was
+    cut: bool  # whether the question was cut
 
 
 def words_of(text: str) -> list[str]:

@@ -105,7 +105,7 @@ def add_constraint_tokens(
 
     Args:
         constraints: the phrases of every sentence.
-        progress: how far each beam is with them.
+        progress: how much of them each beam has met.
         log_probs: of every token after each beam; that of padding must be -inf, if it is one of them.
         values: those of `log_probs` for the candidates.
         tokens: the candidates.

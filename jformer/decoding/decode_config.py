@@ -47,7 +47,7 @@ class DecodeConfig:
     coverage_penalty: float = 0.0  # beta of Wu et al. 2016, equation 14: source tokens with little attention; encdec
     beam_groups: int = 1  # groups of beams that are kept apart from each other (Vijayakumar et al. 2018)
     diversity: float = 0.5  # what a token costs for each beam of earlier groups that chose it (Vijayakumar et al. 2018)
-    # A search ends once patience x beam_size outputs have (Kasai et al. 2022); 0 = when no better one can follow.
+    # Stop once patience x beam_size outputs are finished (Kasai et al. 2022); 0 = once no better one can follow.
     patience: float = 0.0
     # Outputs that ended come before those cut at their limit, regardless of score; False: all are ranked by score, as
     # in transformers, except for inputs with constraints.

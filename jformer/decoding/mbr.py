@@ -1,8 +1,8 @@
 """Minimum Bayes risk: rank texts by their agreement with all candidates. No model here.
 
-Eikema and Aziz 2020 draw the candidates from the model by plain sampling, and take their mean as the expectation;
-Freitag et al. 2022 show how much depends on the utility. Both utilities here are sentence scores of sacreBLEU; a
-user's command may give others.
+Eikema and Aziz 2020 draw the candidates from the model by plain sampling, and estimate a text's expected utility by its
+mean over them; Freitag et al. 2022 show how much depends on the utility. Both utilities here are sentence scores of
+sacreBLEU; a user's command may give others.
 """
 
 from collections import Counter
@@ -20,8 +20,7 @@ def rank(candidates: Sequence[str], utilities: np.ndarray) -> tuple[list[int], l
 
     The expected utility of a candidate is its mean utility against all candidates, itself among them, as references. A
     text drawn k times counts k times as a reference and is ranked once, at its first index. Ties keep the order drawn.
-    `utilities` [n n] are those of each distinct candidate, in the order of first indices, against each as its
-    reference.
+    `utilities` [n n]: of each distinct candidate, in the order of first indices, against each as its reference.
 
     >>> candidates = ["the cat sat", "a dog", "the cat sat down"]
     >>> order, expected = rank(candidates, chrf(candidates))
@@ -35,7 +34,7 @@ def rank(candidates: Sequence[str], utilities: np.ndarray) -> tuple[list[int], l
 
 
 def chrf(texts: Sequence[str]) -> np.ndarray:
-    """Return sacreBLEU's sentence chrF of every text (row) against every other as its reference (column).
+    """Return sacreBLEU's sentence chrF of every text (row) against each as its reference (column).
 
     Precision and recall are means over the orders that both texts are long enough for (Popović 2015).
 
@@ -53,7 +52,7 @@ def chrf(texts: Sequence[str]) -> np.ndarray:
 
 
 def bleu(texts: Sequence[str], tokenization: str = "13a") -> np.ndarray:
-    """Return sacreBLEU's sentence BLEU, smoothed and of effective order, of every text against every other.
+    """Return sacreBLEU's sentence BLEU, smoothed and with effective order, of every text against each.
 
     >>> bleu(["the cat sat", "the cat"]).round().tolist()
     [[100.0, 55.0], [61.0, 100.0]]

@@ -50,7 +50,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
         raise UserError(
             f"--output={folder} is the directory of another run, whose scores it holds: name another folder"
         )
-    results.read(folder)  # refuses those of a newer version now, not after hours
+    results.read(folder)  # refuses results of a newer version now, not after hours
     processes.enter_phase("opening the trained run")
     saved = load_config(workdir / "config.json")
     config = with_saved_config(config, saved)

@@ -52,10 +52,10 @@ def _read(path: Path, read: Callable[[bytes, str], dict[str, Any]]) -> list[dict
 
 
 def _content(path: Path) -> bytes | None:
-    """Return what a file holds, None if there is none; raise UnavailableError if its storage is away for a moment."""
+    """Return what a file holds, None if there is none; raise UnavailableError while its storage is unavailable."""
     try:
         return path.read_bytes() if path.exists() else None
-    except Exception as error:  # buckets do not only raise OSErrors
+    except Exception as error:  # buckets also raise errors other than OSError
         if is_outage(error):
             raise UnavailableError(f"{path}: could not be read now ({error}); rerun the same command") from error
         raise

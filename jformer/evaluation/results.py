@@ -61,7 +61,7 @@ def merge(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_replaced(entry: Mapping[str, Any], now: Any) -> bool:
-    """Return whether new scores have the settings of an entry; those an older version did not record are equal."""
+    """Return whether new scores have the settings of an entry; unrecorded ones count as equal."""
     if not isinstance(now, Mapping):
         return False
     settings, new = entry.get(SETTINGS, {}), now.get(SETTINGS, {})

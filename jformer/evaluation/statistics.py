@@ -110,7 +110,7 @@ def paired_bootstrap(
     """Score the baseline and every system by one of sacreBLEU's metrics, resampling sentences (Koehn 2004).
 
     `references` holds one or several whole texts, None where one is missing. p is two-sided, as in
-    `sacrebleu --paired-bs` with its fixed seed, except that systems with equal scores have p = 1, and that of fewer
+    `sacrebleu --paired-bs` with its fixed seed, except that systems with equal scores have p = 1, and that for fewer
     than 11 lines p is at least 2 ** (1 - lines); sacreBLEU, which counts only larger differences, returns 0.001.
     """
     from sacrebleu.significance import PairedTest
@@ -147,7 +147,7 @@ def paired_bootstrap_of_ratios(lines: int, systems: Sequence[Ratios]) -> list[Re
 
 
 def _least_p(lines: int) -> float:
-    """Return the p value of a two-sided sign test if all lines agree: resampling alone would find it without doubt."""
+    """Return the p value of a two-sided sign test if all lines agree: resampling alone may put p far below it."""
     return 2.0 ** (1 - lines)
 
 

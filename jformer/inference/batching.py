@@ -32,7 +32,7 @@ SMALL_BATCH = 8
 # single row more slowly than two, so one row is used only with several hypotheses.
 FEW = (1, 2, SMALL_BATCH)
 MOSTLY = 1 / 4  # if more than this share of outputs does not fit, short attempts pause
-EVIDENCE = 64  # the fewest pieces in short attempts to decide that
+EVIDENCE = 64  # the fewest pieces in short attempts that this share is judged by
 WHILE = 4_096  # pieces without short attempts; then they are tried again, because the text may have changed
 
 
@@ -69,8 +69,7 @@ class PreparedParams:
 
     Kernels are rounded to the compute dtype once, not in every call. On a CPU, layers are also unstacked: a stack holds
     one array for all its layers, and XLA would copy each layer's slice before every product. Together these took half
-    of the time of a short sentence at d_model 512. Programs restack layers by `stack_layers`, which costs nothing
-    inside jit.
+    of the time of a short sentence at d_model 512. Programs restack layers by `stack_layers`, which is free inside jit.
     """
 
     def __init__(self, models: Sequence[Model], mesh: Mesh | None, rounded: bool, enabled: bool = True) -> None:

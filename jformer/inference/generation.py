@@ -267,7 +267,7 @@ def _refuse_prefix(model: Model, batch: Batch, lengths: Int[Array, " b"]) -> Non
 def _prompts(
     prompt: Int[Array, "b p"] | Sequence[Sequence[int]] | None, batch: Batch, vocabulary: int, symbols: Symbols
 ) -> tuple[Int[Array, "b p"], Int[Array, " b"]]:
-    """Return a prompt for each row of a batch, padded behind, and its length: BOS alone if none are given."""
+    """Return a prompt for each row of a batch, padded at its end, and its length: BOS alone if none are given."""
     arrays: Any = batch.values()
     if prompt is None:
         rows = max(map(len, arrays), default=1)
@@ -296,7 +296,7 @@ def _refuse_prompt(prompt: np.ndarray, lengths: np.ndarray, bos: int, vocabulary
 def padded_behind(
     rows: Int[Array, "b p"] | Sequence[Sequence[int]], pad: int | None
 ) -> tuple[Int[Array, "b p"], Int[Array, " b"]]:
-    """Return sequences of tokens, without `pad`, as an array with 0 behind them, and their lengths.
+    """Return sequences of tokens, without `pad`, as an array with 0 after them, and their lengths.
 
     >>> [each.tolist() for each in padded_behind(jnp.array([[3, 3, 7], [8, 9, 3]]), pad=3)]
     [[[7, 0, 0], [8, 9, 0]], [1, 2]]

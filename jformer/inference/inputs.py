@@ -166,7 +166,7 @@ class Inputs:
             ids = next(encoded)
             self.counts[UNKNOWN] += self.side.symbols.unk in ids
             parts = self._fit(ids, request)
-            prefix = getattr(self.tokenizers[0], "prefix", "")  # the text of an unsplit request has none either
+            prefix = getattr(self.tokenizers[0], "prefix", "")  # an unsplit request's text has none either
             split = (self.tokenizers[0].decode(part).removeprefix(prefix) for part in parts)
             texts = [request.text] if len(parts) == 1 else split
             both = enumerate(zip(parts, texts, strict=True))
@@ -299,7 +299,7 @@ class Inputs:
         return {**batch, **_phrases(pieces, rows, self.symbols.pad)}, room
 
     def without_few_long(self, pieces: Sequence[Piece], indices: Sequence[int], few: int) -> Sequence[int]:
-        """Return the indices of a batch, shortest piece first, without the last `few` if only these lengthen the rest.
+        """Return the indices of a batch, shortest piece first, without the last `few` if these alone make it longer.
 
         With few=1 and pieces of 3, 3, 3 and 20 tokens, the first three remain, padded to 16 tokens instead of 24.
         """
@@ -387,7 +387,7 @@ class Inputs:
 
 
 def places(values: Iterable[T]) -> dict[T, list[int]]:
-    """Return each value and its places, the first one first."""
+    """Return each value and its indices, in ascending order."""
     found: dict[T, list[int]] = {}
     for i, value in enumerate(values):
         found.setdefault(value, []).append(i)

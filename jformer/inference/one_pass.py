@@ -71,7 +71,7 @@ class Head(NamedTuple):
 
     respond: Callable[[Array, Batch, DecodeConfig], Any]  # (logits, batch, options) → arrays with a row per input
     read: Callable[[Any, Tokenizer, Piece], list[Output]]  # (row, tokenizer of answers, piece) → outputs, best first
-    # (encoder, requests, counts of their outcomes) → pieces of every request; None: as for translations
+    # (encoder, requests, counts of what happened to them) → pieces of every request; None: as for translations
     cut: Callable[[ExampleEncoder, Sequence[Request], Counter[str]], list[list[Piece]]] | None = None
     # (outputs of each piece, options) → outputs of the request, best first; None: texts are concatenated
     join: Callable[[Sequence[list[Output]], DecodeConfig], list[Output]] | None = None

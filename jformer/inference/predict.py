@@ -221,7 +221,7 @@ class Predictor:
     def embed(self, texts: Iterable[str]) -> Float[np.ndarray, "n d"]:
         """Return the embedding of every text, in order: its tokens pooled as decode.pooling says.
 
-        Of an encoder-decoder, the encoder's output is used. A text over the limit is cut and counted; an empty one has
+        For an encoder-decoder, the encoder's output is used. A text over the limit is cut and counted; an empty one has
         a vector, too. Other texts affect a vector only through the rounding of products.
 
         Raises UserError for anything but a list of texts, a run of images, an ensemble, and NaN in a vector.
@@ -308,7 +308,7 @@ class Predictor:
         """Return the source and the target that a line has for `attend`, a TAB between them; a target may be left out.
 
         For mlm and denoise the line is a text. For question answering, the first TAB is part of the source. For a
-        classifier, the last part is a target only if it is a label. Sources of several texts have all TABs.
+        classifier, the last part is a target only if it is a label. Sources of several texts keep all their TABs.
         """
         if self.task.restores:
             return line, None
@@ -441,7 +441,7 @@ def load(workdir: str | os.PathLike[str], overrides: "Config | None" = None, mes
 
     mesh = mesh or decoding_mesh(overrides)
     run = restore_to_answer(workdir, overrides, mesh)
-    if run.config.decode.ensemble and run.task.answer in HEADS:  # the config does not know this of your own task
+    if run.config.decode.ensemble and run.task.answer in HEADS:  # of your own task, the config does not know this
         raise UserError(
             f"decode.ensemble is read by searches, but task={run.config.task!r} answers in one pass: leave it out"
         )

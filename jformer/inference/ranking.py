@@ -48,7 +48,7 @@ def _utilities(config: Config, pieces: Sequence[Piece], texts: Sequence[Sequence
 
 
 def _similarities(config: Config, piece: Piece, texts: Sequence[str]) -> np.ndarray:
-    """Return the similarity of every text for a piece to each other one, tokenized by its language."""
+    """Return the similarity of every text for a piece (row) to each (column), tokenized by its language."""
     if not texts:
         return np.zeros((0, 0))
     if config.decode.mbr_utility == "chrf":

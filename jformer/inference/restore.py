@@ -60,7 +60,7 @@ def saved_config(
 def restore(workdir: str | os.PathLike[str], overrides: Config | None = None, mesh: Mesh | None = None) -> Trained:
     """Read a trained run with the weights that `evaluate.weights` names, to compute in decode.dtype.
 
-    Its model takes batches of your own, of which a row may have padding in front, or hold several texts (a recurrent
+    Its model takes batches of your own, whose rows may have padding in front, or hold several texts (a recurrent
     model reads them as one). `overrides` replaces the saved config. Without a mesh, that of `overrides` is made, or one
     of all devices. Raises UserError if there is no run, and if the mesh cannot share its heads.
     """

@@ -292,7 +292,7 @@ def pack_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _padded(array: np.ndarray) -> np.ndarray:
-    """Return an array of a batch with more padding behind every row; images have none."""
+    """Return an array of a batch with more padding at the end of every row; images have none."""
     return np.pad(array, [(0, 0), (0, PADDING)]) if array.ndim == 2 else array
 
 

@@ -112,8 +112,8 @@ def empty_cache(
 def advance(cache: Cache, valid: Bool[Array, "b t"], rule: Rule) -> tuple[NewTokens, Cache]:
     """Return where the next tokens go, and the cache that includes them except for their keys and values.
 
-    Each row advances by the count of its valid tokens; every token takes an entry, valid or not. It sees the entries of
-    its row's history and of the new valid tokens that the rule allows.
+    Each row advances by the count of its valid tokens; every token takes an entry, valid or not. It sees those
+    entries of its row's history and of the new valid tokens that the rule allows.
     """
     b, t = valid.shape
     entries = cache["entries"]

@@ -9,7 +9,11 @@ CHOICES = {"pooling": ("first", "last", "final", "mean", "none"), "pooler_activa
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """The head on top of the stacks; all options but the bias are for encoders and vision models."""
+    """The head on top of the stacks.
+
+    A model with a decoder reads only `bias`, `vectors` and, with `vectors`, `pooling`. The other options are for
+    encoders and vision models.
+    """
 
     num_classes: int = 0  # of a classifier; 0 = predict tokens. A task with labels sets it
     vectors: bool = False  # no head: the pooled vector of a text is the answer. Task embed sets it

@@ -83,7 +83,7 @@ def interventions_of(model: Model) -> tuple[tuple[str, Intervention], ...]:
 
 
 def intervened_as(other: Model, model: Model) -> Model:
-    """Return a model with the interventions of another one, except those in parts that it lacks.
+    """Return a model with the interventions of another one, except those in parts that it does not have.
 
     Raises UserError for one in a pooler, whose activations have other names in a model of vectors.
     """

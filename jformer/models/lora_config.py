@@ -22,7 +22,7 @@ class LoraConfig:
     rank: int = 0  # r: columns of the first factor and rows of the second (section 4.1); 0 = no adapters
     alpha: float = 16.0  # alpha / rank scales the product of the factors (section 4.1)
     dropout: float = 0.0  # on the input of the first factor
-    # A regular expression: kernels with adapters, but for those of `also`; the default is the paper's best (Table 5)
+    # A regular expression: kernels with adapters, except those of `also`; the default is the paper's best (Table 5)
     kernels: str = "/(q|v)/kernel$"
     # Regular expressions over names of parameters that are trained whole, such as ^classifier/ for a new head
     also: tuple[str, ...] = ()

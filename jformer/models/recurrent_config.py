@@ -10,7 +10,7 @@ CHOICES = {
     "attention": ("none", "additive", "dot", "general", "concat"),
     "bridge": ("zeros", "copy", "dense"),
 }
-READ = (  # model options that recurrent models read, or that are checked or do not matter elsewhere
+READ = (  # model options that recurrent models read, or that are checked elsewhere or only matter with others
     *("family", "vocab_size", "target_vocab_size", "num_layers", "num_decoder_layers", "d_model", "dropout"),
     *("shared_embedding", "tied_output", "dtype", "precision", "head", "recurrent", "execution"),
     *("max_length", "relative", "vision", "parametrization", "mup"),

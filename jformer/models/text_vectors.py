@@ -46,7 +46,7 @@ class TextVectors(Wrapped):
 
         Args:
             variables: the parameters.
-            method: hidden, logits, or one after the other, in float32.
+            method: hidden, logits, or __call__: one after the other, in float32.
             mutable: collections to return beside the vectors, as Linen does.
         """
         if method == "logits":

@@ -30,7 +30,7 @@ EVERY_ROW = PartitionSpec((DATA, FSDP))
 # matmul.py multiplies by it, so that a block needs one sum over devices for attention and one for the feed-forward
 # (Shoeybi et al. 2019, section 3): q, k, v and up by their outputs, o and down by their inputs.
 PARAMETER_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"^adapter/", ()),  # small: replicated, whatever the ends of its paths
+    (r"^adapter/", ()),  # small: replicated, whatever its paths end with
     (r"/(q|k|v|distance|gate|up)/kernel$", (FSDP, TENSOR)),
     (r"/(q|k|v|gate|up)/bias$", (TENSOR,)),
     (r"/distance/(content|distance)_bias$", (TENSOR,)),

@@ -14,7 +14,7 @@ from jformer.data.text import MARKS, UNSPACED
 LONGEST = 4  # words of an n-gram
 _WORD = rf"(?:(?![{UNSPACED}])\w[{MARKS}]*)+"
 WORD = re.compile(rf"(?=\w)[{UNSPACED}][{MARKS}]*|{_WORD}(?:['’]{_WORD})*")
-SIGMA = 6.0  # deviation, in words, of the length difference penalty
+SIGMA = 6.0  # of the Gaussian penalty for a difference in length, in words
 SCALE = 10.0
 SIGNATURE = f"words:lowercase|n:1-{LONGEST}|sigma:{SIGMA:g}|idf:references of this set"
 

@@ -70,7 +70,7 @@ def classify(data: DataConfig, *, label_smoothing: float, **_: object) -> Task:
         return labelled_texts(labels, source.symbols)
 
     def score(outputs: Sequence[str], examples: Sequence[Pair], sums: Sums) -> Scores:
-        normalize = NORMALIZATIONS[data.normalization]  # the label tokenizer normalizes, and so do the answers
+        normalize = NORMALIZATIONS[data.normalization]  # answers are labels, which their tokenizer normalized
         return kind.score(outputs, [pair._replace(target=normalize(pair.target)) for pair in examples], sums)
 
     return Task(

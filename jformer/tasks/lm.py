@@ -75,5 +75,5 @@ def _tokens_before(tokens: Tokens, examples: np.ndarray, symbols: Symbols) -> np
     """Return the token [n] before each example in its text, or BOS at the beginning of a text."""
     start = tokens.offsets[examples]
     before = tokens.values[np.maximum(start - 1, 0)]
-    ends = (symbols.eos, *symbols.after)[-1]  # ends a text, and of its pieces only the last
+    ends = (symbols.eos, *symbols.after)[-1]  # the last token of a text; of its pieces, only the last has it
     return np.where((start == 0) | (before == ends), symbols.bos, before)

@@ -132,7 +132,7 @@ def reference_texts(examples: Sequence[Pair]) -> list[list[str | None]]:
 
 
 def reference_notes(examples: Sequence[Pair]) -> list[str]:
-    """Return lines about blank references: how many are missing among several, and how many examples have no others."""
+    """Return lines about blank references: how many are left out, and how many examples have no others."""
     written = [pair for pair in examples if pair.references[0].strip()]
     missing, blank = sum(1 + len(pair.others) - len(pair.references) for pair in written), len(examples) - len(written)
     notes = [f"{counted(missing, 'blank references')} left out: their examples have others"] if missing else []

@@ -35,7 +35,7 @@ def evaluation_batches(
 ) -> tuple[Batches, Corpus]:
     """Return batches that hold every usable example of a split once, and its tokens.
 
-    Unlike in training, they have two shapes, with room for any example within the limits, and no augmentation.
+    Unlike in training, they have just two shapes, with room for any example within the limits, and no augmentation.
 
     Args:
         data: limits, and tokens of a batch.

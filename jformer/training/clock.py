@@ -48,7 +48,7 @@ class Clock:
     def note_save(self) -> float:
         """Restart the count until the next save; return the seconds of training so far.
 
-        They stay below a limit reached in the meantime, which ends the run, in all processes, at the next update.
+        They stay below a limit reached in the meantime; it ends the run, in all processes, at the next update.
         """
         self._saved = time.monotonic()
         return min(self.seconds, self._most)

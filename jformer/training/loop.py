@@ -34,8 +34,8 @@ def loop(
     rows, except for one that a stop splits in two. The loop waits for the devices only when a row is due or a trace
     begins or ends; otherwise it dispatches updates slightly ahead.
 
-    Skipped updates leave the parameters unchanged. They are not validated or saved again: that would delete older
-    checkpoints.
+    Skipped updates leave the parameters unchanged. Unchanged parameters are not validated or saved again: that would
+    delete older checkpoints.
 
     Args:
         train: how long to train, and when to log, validate and save.

@@ -67,7 +67,7 @@ class AppendedFile:
             return
         try:
             self._path.write_text(self._file.getvalue())
-        except Exception as error:  # buckets do not only raise OSErrors
+        except Exception as error:  # buckets also raise errors other than OSError
             self._failed = True
             raise unwritten(self._path, error) from error
 

@@ -239,7 +239,6 @@ def all_finite(tree: PyTree) -> jax.Array:
     """Return whether no array of a tree holds a NaN or an infinity.
 
     The barrier makes the result one number. Without it, XLA fuses the reduction over all arrays into the kernel of each
-    dependent array, so that the program grows with the square of their number. On CPUs, XLA of JAX 0.10 ignores
-    barriers.
+    dependent array, so the program grows with the square of their number. XLA:CPU of JAX 0.10 ignores barriers.
     """
     return jax.lax.optimization_barrier(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all())

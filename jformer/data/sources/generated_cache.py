@@ -36,7 +36,7 @@ def path_of(asked: Sequence[str | int], build: Callable[..., object]) -> Path | 
     """Return the path of a split made by `build`.
 
     None if this machine has no private folder for the cache, or if `build` has no file to hash: it was defined in a
-    notebook, or is no function.
+    notebook, or is not a function.
     """
     folder, code = own_folder("generated"), code_of(build)
     return folder / f"{digest_of([*asked, code])}.jsonl" if folder and code else None
@@ -67,7 +67,7 @@ def save(path: Path | None, fingerprint: str, pairs: Sequence[Pair]) -> None:
         replace_content(path, json.dumps(head).encode() + b"\n" + body)
 
 
-@functools.cache  # by function: a redefined one has reread its file
+@functools.cache  # by function: for one that was redefined, the file is read again
 def code_of(build: Callable[..., object]) -> str:
     """Return the digest of all code in a function's folder and of the versions of Python and the libraries it uses.
 

@@ -47,7 +47,7 @@ def open_files(config: SourceConfig, split: str) -> Split:
 
 
 def _checked(paths: Sequence[tuple[Path, ...]]) -> tuple[list[Shard], list[str]]:
-    """Return the shards and the digests of their files. Raise UserError if the sides of one differ in length."""
+    """Return the shards and their files' digests. Raise UserError if a shard's sides differ in number of lines."""
     shards, digests = list[Shard](), list[str]()
     for number, files in enumerate(paths, start=1):
         found = list(map(digest, files))

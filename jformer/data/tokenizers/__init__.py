@@ -97,7 +97,7 @@ class OwnTokenizer(Protocol):
 def spellings(tokenizer: Tokenizer, phrase: str) -> list[list[int]]:
     """Return the token sequences that a phrase can have in a text: at its start, after a space, and within a word.
 
-    Those that contain another one are left out; trailing white space is dropped, as `closed` does.
+    Those that contain another one are left out; trailing white space is dropped where `closed` drops it.
     """
     if not phrase:
         return []

@@ -163,8 +163,8 @@ def softmax_values_gpu(
 ) -> Float[Array, "b t h u"]:
     """Sum values by the softmax of scores + bias where the mask allows it, after dropout, for GPUs.
 
-    For the gradient, the scores are kept as multiplied, in the dtype of values, with the highest score and the sum for
-    each query. One kernel finds these two, one makes weights and drops some, and one repeats that together with the
+    For the gradient, the products q·k are kept in the dtype of values, with the highest score and the sum for each
+    query. One kernel finds these two, one makes weights and drops some, and one repeats that together with the
     gradient. Left to itself, XLA computes softmax twice, writes the dropout of all layers at the start, and sums
     gradients in a separate kernel.
 

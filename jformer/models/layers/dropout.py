@@ -78,8 +78,8 @@ def dropout(
         rate: rounded to a multiple of 1/65,536.
         key: None = nothing is dropped.
         site: where in a layer this is, so that no two places draw the same mask.
-        places: the positions in their rows of the elements of x, for each axis between rows and features; None = x has
-            the positions that this device holds.
+        places: the positions, in their rows, of the elements of x, for each axis between rows and features; None = all
+            those that this device holds.
         part: the index of x's first feature and the number of all features, if x has only some of them.
     """
     if key is None or rate == 0.0:

@@ -62,7 +62,7 @@ class Pooler(nn.Module):
     def __call__(
         self, x: Float[Array, "b s d"], real: Bool[Array, "b s"], dropout_key: DropoutKey | None
     ) -> Float[Array, "b t p"]:
-        """Take the first, last or final real position, or their mean (t = 1), or all; project, and drop out.
+        """Take the first or last real position, the final states, or a mean (t = 1), or all; project, and drop out.
 
         The real positions of a row are contiguous, after those of other texts or padding.
         """

@@ -189,7 +189,7 @@ def refuse_unshared(folder: Path) -> None:
 
 def is_shared(folder: Path) -> bool:
     """Return whether all processes see what process 0 writes into a folder, which it creates; False if that fails."""
-    return not _blind_to(folder, Exception)  # buckets do not only raise OSErrors
+    return not _blind_to(folder, Exception)  # buckets also raise errors other than OSError
 
 
 def _blind_to(folder: Path, *ignored: type[Exception]) -> list[str]:

@@ -37,7 +37,7 @@ class Pace:
     """A process's own record of its phase, and for how long it has made no progress there.
 
     In a steady phase, only the next phase counts as progress. Elsewhere a busy processor does, too: compiling, learning
-    a tokenizer or scoring may take any time. So is waiting for another program.
+    a tokenizer or scoring may take any time. So does waiting for another program.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, used: Callable[[], float] = time.process_time):

@@ -81,7 +81,7 @@ def request_stop() -> None:
 
 @contextlib.contextmanager
 def readers_may_leave(stop: Callable[[], None] = request_stop) -> Iterator[None]:
-    """Treat it as a request to `stop`, not as an error, when a reader of standard output or error leaves."""
+    """If the reader of standard output or error closes it, treat that as a request to `stop`, not as an error."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream and _Outlet(stream, stop) for stream in before)  # None: it is closed
     try:

@@ -27,8 +27,8 @@ AROUND = {  # the templates of one text and of two
 def to_json(tokenizer: Tokenizer, family: str, mask: bool, written: Sequence[int] = ()) -> str | None:
     """Return the content of a tokenizer.json, or None for a tokenizer that is not for texts.
 
-    The `family` of the model determines the symbols around a text; with `mask`, the first id past the vocabulary is it.
-    `written` are special ids that only outputs begin with.
+    The `family` of the model determines the symbols around a text. With `mask`, the first id past the vocabulary is the
+    mask. `written` are special ids that only outputs begin with.
     """
     from tokenizers import AddedToken, processors
 

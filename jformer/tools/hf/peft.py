@@ -181,7 +181,7 @@ class Order(NamedTuple):
 
 
 def order_of(entry: Entry, shape: tuple[int, ...]) -> Order | None:
-    """Return the order that reading brings a kernel of this shape [d f] into; None if theirs is no matrix."""
+    """Return the order that reading brings a kernel of this shape [d f] into; None if theirs is not a matrix."""
     for turned in (True, False):
         sizes = np.array([shape[0], shape[1] * entry.parts])
         numbers = [np.broadcast_to(np.expand_dims(np.arange(n), 1 - axis), sizes) for axis, n in enumerate(sizes)]
@@ -348,7 +348,7 @@ def their_factors(
     """Yield (module, (A, B), turned) with A and B transposed, as ours are.
 
     A module of several kernels of ours has the factors of all: of one rank if all read the same A, else side by side.
-    Raises UserError for a kernel that is no matrix there.
+    Raises UserError for a kernel that is not a matrix there.
     """
     together: dict[str, list[str]] = {}
     for path, entry in table.items():

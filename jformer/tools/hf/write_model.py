@@ -79,7 +79,7 @@ class StoredRun:
         return place, ""
 
     def copy_origin(self, target: AnyPath) -> None:
-        """Write the file of its origin, if it has one, into the directory of a run made of it."""
+        """Write the file of its origin, if it has one, into the directory of a run made from it."""
         if (self.path / ORIGIN).exists():
             replace_content(target / ORIGIN, (self.path / ORIGIN).read_bytes())
 

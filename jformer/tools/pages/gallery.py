@@ -288,7 +288,7 @@ def by_kind(parts: Mapping[str, int]) -> Counter[str]:
 
 
 def cost(model: ModelConfig) -> list[Part]:
-    """Return the FLOPs of a forward pass per token, by the length of a text; of models of images those of one."""
+    """Return the FLOPs of a forward pass per token, by the length of a text; for images, those of one."""
     if model.reads_images:
         flops = forward_flops(model, text_work(1, 0))
         return [page.table([["part", "forward FLOPs of an image"], *([part, f"{n:,}"] for part, n in flops.items())])]

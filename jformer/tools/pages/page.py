@@ -38,7 +38,7 @@ def page(
             PROGRAM.css where there is one.
         data: any JSON value.
         refresh: seconds after which a browser reloads the page; 0 = never.
-        packed: further data, from `pack`, each in a comment behind the programs, which they look up by number.
+        packed: further data, from `pack`, each in a comment after the programs, which they look up by number.
 
     Raises:
         ValueError: for a number in the data that is not finite.
@@ -84,7 +84,7 @@ def pack(values: np.ndarray) -> str:
 
 
 def heading(text: str, anchor: str = "") -> str:
-    """Return a heading, which links to its anchor lead to."""
+    """Return a heading that links can lead to, by its anchor."""
     name = f' id="{html.escape(anchor)}"' if anchor else ""
     return f"<h2{name}>{html.escape(text)}</h2>"
 

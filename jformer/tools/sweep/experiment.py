@@ -195,7 +195,7 @@ def _check(experiment: Experiment) -> None:
 
 
 def _logged(config: Config) -> dict[str, tuple[str, ...]]:
-    """Return split → the names of the figures that metrics.jsonl has of it."""
+    """Return split → the names of the figures that metrics.jsonl has for it."""
     number = config.task == "classify" and config.data.labels == "number"  # numbers are not right or wrong
     measured = ("loss",) if number else MEASURED
     validated = (*measured, *config.evaluate.during) if config.train.eval_every else ()

@@ -71,7 +71,7 @@ class Worker:
             print(f"sweep: {claim.trial.name}: another worker took over, because this one was silent", file=sys.stderr)
         elif end in (DONE, PRUNED):
             self._record(claim, folder, seconds, pruned=end == PRUNED)
-        elif self.stopping or _in_use(folder):  # by a process that was first
+        elif self.stopping or _in_use(folder):  # by a process that came first
             claim.give_back(seconds)
         elif end == MISTAKE:
             claim.fail(self._last_line(claim.trial, end), seconds)
