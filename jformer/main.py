@@ -422,7 +422,7 @@ def configure(options: flags.FlagValues, overrides: list[str]) -> Config:
     saved = run_path(options.workdir or "") / "config.json"
     parents = [argument.partition("=")[2] for argument in overrides if argument.startswith("--config.train.init_from=")]
     if options.config:
-        values = run_config_file(Path(options.config).expanduser())
+        values = run_config_file(Path(options.config))
     elif options.workdir and saved.exists():
         values = as_config_dict(load_config(saved))
     elif options.mode == "gallery" and not options.workdir:

@@ -20,7 +20,6 @@ from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config import checks, load_config, resolve, save_config
 from jformer.config.options import TEXT_SCORES, Config, score_commands
 from jformer.config.resume import resume_config
-from jformer.data.data_config import DataConfig
 from jformer.data.pipeline import Batches, prefetch
 from jformer.data.progress import show_progress
 from jformer.data.sources import open_split
@@ -41,7 +40,7 @@ from jformer.parallel.mesh import SEQUENCE
 from jformer.parallel.sharding import row_shards
 from jformer.plugins import is_own
 from jformer.tasks.batch_arrays import abstract_batch, source_is_prefix
-from jformer.tasks.build import build_sized, build_task, choose_dtype, choose_lengths, open_mesh
+from jformer.tasks.build import build_scoring_task, build_sized, build_task, choose_dtype, choose_lengths, open_mesh
 from jformer.tasks.metrics import Scores, tokenization
 from jformer.tasks.scoring_command import check_commands
 from jformer.tasks.split_loss import EvalStep, make_eval_step, split_sums
@@ -49,13 +48,7 @@ from jformer.tasks.sums import Sums
 from jformer.tasks.tag import refuse_scores_of_spans
 from jformer.tasks.task import CLASSES, Task, make_loss
 from jformer.training.clock import has_ended
-from jformer.training.corpora import (
-    Data,
-    fingerprints,
-    open_data,
-    refuse_several_beginnings,
-    with_vocabulary_of_parent,
-)
+from jformer.training.corpora import Data, fingerprints, open_data, with_vocabulary_of_parent
 from jformer.training.feed import make_feed
 from jformer.training.finiteness import Examination
 from jformer.training.forecast import memory_lines
@@ -286,7 +279,6 @@ def scored_during(config: Config) -> Config:
 def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
     """Raise UserError for errors that would otherwise appear only when the trained run is scored."""
     check_commands(config)
-    refuse_other_languages(config.data, data.tokenizers)
     for other in config.decode.ensemble:
         member_config(other, config, data.tokenizers)
     if task.answer == "tags":
@@ -294,14 +286,19 @@ def refuse_later_mistakes(config: Config, task: Task, data: Data) -> None:
     if task.answer in CLASSES:
         for key, (part, name) in config.data.test_sets().items():
             refuse_unknown_labels(key, open_split(part, name), data.tokenizers[1])
+    refuse_unusable(config, data.tokenizers)
     if task.answer in ("text", "continuation"):
         writable(data.tokenizers[1], config.decode)  # refuses what scoring would refuse: beams and words
 
 
-def refuse_other_languages(data: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
-    """Raise UserError for a validation or test set in a language that the vocabulary cannot read or write."""
-    parts = [*data.trained(), *data.validation_sets().values(), *(part for part, _ in data.test_sets().values())]
-    refuse_several_beginnings([directed(tokenizers, data, data.languages(part))[1] for part in parts])
+def refuse_unusable(config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    """Raise UserError for a test set without any example that can be scored, such as one with a blank side."""
+    task = build_scoring_task(config)
+    for key, (part, name) in config.data.test_sets().items():
+        sides = directed(tokenizers, config.data, config.data.languages(part))
+        encoder, examples = task.encoder(*sides, evaluating=True), open_split(part, name).read(Counter())
+        if not any(encoder.encode([pair], Counter()) for pair in examples):
+            raise UserError(f"data.test: all examples of the set {key!r} ({name}) are blank: fill them or leave it out")
 
 
 def refuse_unknown_labels(key: str, test: Split, labels: Tokenizer) -> None:

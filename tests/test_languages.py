@@ -23,7 +23,6 @@ from jformer.inference.verify import Subject
 from jformer.tasks.build import build_task
 from jformer.tools.server.limits import Limits
 from jformer.tools.sweep.experiment import reported
-from jformer.trainer import refuse_other_languages
 from jformer.training.corpora import open_data, segmentations
 from tests import small_run
 from tests.tools.hf import small_runs
@@ -205,7 +204,7 @@ def test_an_imported_model_of_several_languages_answers_in_each_and_is_trained_i
     scored = {**languages, "target_language": "xyz_Latn", "train": "", "test": ("other=train",)}
     chosen.data.mixture = (languages, scored)
     with pytest.raises(UserError, match="xyz_Latn"):  # before training, not when it is scored
-        refuse_other_languages(resolve(chosen).data, data.tokenizers)
+        opened(resolve(chosen), tmp_path / "child")
     chosen.data.update(mixture=(), test=("train",))
     chosen.train.init_from = ""
     for name in ("deu_Latn", "fra_Latn"):

@@ -43,7 +43,7 @@ def run_config_file(path: Path) -> ConfigDict:
 
     Raises UserError naming file and line if there is none.
     """
-    bundled = RECIPES / f"{path}.py"
+    path, bundled = path.expanduser(), RECIPES / f"{path}.py"
     module = load_module(bundled if not path.is_file() and bundled.is_file() else path, "config")
     if not hasattr(module, "get_config"):
         raise UserError(f"--config={path}: has no get_config()")

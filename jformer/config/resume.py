@@ -1,6 +1,7 @@
 """Which options may change on resuming, because they do not affect results, and which the saved run determines."""
 
 import dataclasses
+import math
 from typing import Any
 
 from jformer.config.options import OPEN_SCHEDULES, Config, TrainConfig, flatten
@@ -48,7 +49,8 @@ def with_saved_config(given: Config, saved: Config) -> Config:
         train = dataclasses.replace(train, num_steps=saved.train.num_steps)
     counted = bool(saved.train.num_epochs) and train.num_steps == saved.train.num_steps
     if counted and train.num_epochs > saved.train.num_epochs and not _has_planned_end(saved):
-        train = dataclasses.replace(train, num_steps=TrainConfig.num_steps)  # to be counted again
+        limit = math.ceil(2 * saved.train.num_steps * train.num_epochs / saved.train.num_epochs)
+        train = dataclasses.replace(train, num_steps=max(TrainConfig.num_steps, limit))  # to be counted again
     return dataclasses.replace(given, data=data, train=train, model=model)
 
 

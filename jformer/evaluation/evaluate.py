@@ -31,7 +31,7 @@ from jformer.parallel import processes
 from jformer.parallel.backend import target_of
 from jformer.parallel.devices import arithmetic
 from jformer.parallel.sharding import row_shards
-from jformer.tasks.build import build_sized, build_task, choose_decoding_dtype, open_mesh
+from jformer.tasks.build import build_scoring_task, build_sized, build_task, choose_decoding_dtype, open_mesh
 from jformer.tasks.scoring_command import check_commands
 from jformer.tasks.split_loss import evaluation_batches, make_eval_step, split_sums
 from jformer.tasks.task import CLASSES, SPAN, VECTOR, make_loss
@@ -82,7 +82,7 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
             asked = languages[0] or config.decode.source_language, languages[1] or config.decode.target_language
             tokenizers = directed(predictor.tokenizers, config.data, asked)
             own = config.of_test_set(key)
-            task = build_task(_none_dropped(own))
+            task = build_scoring_task(own)
             batches, corpus = evaluation_batches(config.data, task, tokenizers, split, divisor)
         with show_progress(f"scoring {key}", quiet=quiet):
             sums = split_sums(eval_step, predictor.params, batches, mesh, model.config, config.train.accumulation)
@@ -99,13 +99,6 @@ def evaluate(config: Config, workdir: Path, folder: Path | None = None) -> dict[
     if not quiet:
         results.save(folder, scored)
     return scored
-
-
-def _none_dropped(config: Config) -> Config:
-    """Return the config with examples over the limits cut, not dropped: each is answered, so each has a loss."""
-    if config.data.overlong != "drop":
-        return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, overlong="cut"))
 
 
 def refuse_other_languages(config: Config, saved: Config) -> None:

@@ -4,6 +4,7 @@ A run is given by the path of its directory. A file that is not written yet read
 cannot be read, or if something requested by name is missing.
 """
 
+import contextlib
 import math
 import sys
 from collections import Counter
@@ -54,10 +55,13 @@ def _read(path: Path, read: Callable[[bytes, str], dict[str, Any]]) -> list[dict
 def _content(path: Path) -> bytes | None:
     """Return what a file holds, None if there is none; raise UnavailableError while its storage is unavailable."""
     try:
-        return path.read_bytes() if path.exists() else None
+        return path.read_bytes()  # `exists` would be False while storage is unavailable
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except Exception as error:  # buckets also raise errors other than OSError
         if is_outage(error):
-            raise UnavailableError(f"{path}: could not be read now ({error}); rerun the same command") from error
+            why = " ".join(str(getattr(error, "strerror", None) or error).split())
+            raise UnavailableError(f"{path}: could not be read now ({why}); rerun the same command") from error
         raise
 
 
@@ -146,10 +150,11 @@ def curve(run: Path, name: str) -> list[tuple[int, float]]:
 def outputs(run: Path, key: str) -> list[str]:
     """Return the answers to a test set, line by line; raise UserError if the run has none."""
     path = run_path(run) / "outputs" / f"{key}.txt"
-    try:
-        return path.read_bytes().decode().split("\n")[:-1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: there are no outputs; score the run again with --mode=evaluate") from error
+    content = _content(path)
+    with contextlib.suppress(UnicodeDecodeError):
+        if content is not None:
+            return content.decode().split("\n")[:-1]
+    raise UserError(f"{path}: there are no outputs; score the run again with --mode=evaluate")
 
 
 def segment_scores(run: Path, key: str, name: str) -> list[float]:

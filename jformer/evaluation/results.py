@@ -12,7 +12,7 @@ from typing import Any
 from etils.epath import Path
 
 from jformer.config.options import Config
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.evaluation import records
 from jformer.integrity import NewerError, with_digest
 from jformer.storage import replace_content
@@ -71,11 +71,11 @@ def _is_replaced(entry: Mapping[str, Any], now: Any) -> bool:
 def read(folder: Path) -> dict[str, Any] | None:
     """Return a folder's results.json, {} if it has none, or None if it cannot be read as results.
 
-    Raises UserError for one of a newer version, which must not be replaced.
+    Raises UserError for what must not be replaced: one of a newer version, or whose storage is away for a moment.
     """
     try:
         return records.results(folder)
-    except NewerError:
+    except (NewerError, UnavailableError):
         raise
     except UserError:
         return None

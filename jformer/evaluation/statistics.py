@@ -5,6 +5,8 @@ sentences of a test set, a sample of all sentences.
 """
 
 import math
+import operator
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,8 +112,8 @@ def paired_bootstrap(
     """Score the baseline and every system by one of sacreBLEU's metrics, resampling sentences (Koehn 2004).
 
     `references` holds one or several whole texts, None where one is missing. p is two-sided, as in
-    `sacrebleu --paired-bs` with its fixed seed, except that systems with equal scores have p = 1, and that for fewer
-    than 11 lines p is at least 2 ** (1 - lines); sacreBLEU, which counts only larger differences, returns 0.001.
+    `sacrebleu --paired-bs` with its fixed seed, except that systems with equal scores have p = 1 (sacreBLEU, which
+    counts only larger differences, returns 0.001), and that p is at least `_least_p`.
     """
     from sacrebleu.significance import PairedTest
 
@@ -119,10 +121,10 @@ def paired_bootstrap(
     test = PairedTest(named, {"score": metric}, [list(text) for text in references], test_type="bs", n_samples=SAMPLES)
     columns: dict[str, Any] = test()[1]  # "System": names; name of the score: results
     first, *others = next(column for name, column in columns.items() if name != "System")
-    least = _least_p(len(baseline))
+    least = [_least_p(sum(map(operator.ne, baseline, outputs))) for outputs in systems]
     return [Resampled(first.score, float(first.ci), 1.0)] + [
-        Resampled(other.score, float(other.ci), 1.0 if other.score == first.score else max(other.p_value, least))
-        for other in others
+        Resampled(other.score, float(other.ci), 1.0 if other.score == first.score else max(other.p_value, p))
+        for other, p in zip(others, least, strict=True)
     ]
 
 
@@ -138,17 +140,27 @@ def paired_bootstrap_of_ratios(lines: int, systems: Sequence[Ratios]) -> list[Re
     scores = [system.score(np.ones(lines)) for system in systems]
     ordered, cut = np.sort(drawn, axis=0), SAMPLES // 40  # 2.5 % at each end
     margins = (ordered[SAMPLES - cut - 1] - ordered[cut]) / 2
-    gaps, least = np.abs(drawn - drawn[:, :1]), _least_p(lines)
+    gaps = np.abs(drawn - drawn[:, :1])
     larger = (gaps - gaps.mean(axis=0) > np.abs(np.subtract(scores, scores[0]))).sum(axis=0)
-    return [
-        Resampled(score, float(margin), 1.0 if score == scores[0] else max(float(count + 1) / (SAMPLES + 1), least))
-        for score, margin, count in zip(scores, margins, larger, strict=True)
+    ps = [
+        1.0 if score == scores[0] else max(float(count + 1) / (SAMPLES + 1), _least_p(_differing(systems[0], system)))
+        for score, count, system in zip(scores, larger, systems, strict=True)
     ]
+    return [Resampled(score, float(margin), p) for score, margin, p in zip(scores, margins, ps, strict=True)]
 
 
-def _least_p(lines: int) -> float:
-    """Return the p value of a two-sided sign test if all lines agree: resampling alone may put p far below it."""
-    return 2.0 ** (1 - lines)
+def _differing(one: Ratios, other: Ratios) -> int:
+    """Return on how many lines two systems differ."""
+    ours, theirs = (Counter(zip(*(part.tolist() for part in each[:4]), strict=True)) for each in (one, other))
+    return len({entry[0] for entry in (ours - theirs) + (theirs - ours)})
+
+
+def _least_p(differing: int) -> float:
+    """Return the p value of a two-sided sign test if all lines on which two systems differ favour the same one.
+
+    Resampling never draws a line that favours the other, so a single line would seem to be certain evidence.
+    """
+    return min(1.0, 2.0 ** (1 - differing))
 
 
 def _quantile(freedom: int) -> float:

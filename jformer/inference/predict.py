@@ -151,7 +151,7 @@ class Predictor:
             return self._prepare(self.all_params)
         both = self.params, self._base.params
         if any(now is not before for now, before in zip(both, self._split, strict=True)):  # the first call, or replaced
-            self._split, self._own = both, unshared(*both)
+            self._own, self._split = unshared(*both), both
         return [overlaid(self._base.prepared_params[0], self._prepare([self._own])[0])]
 
     def predict(self, texts: Iterable[str]) -> list[str]:

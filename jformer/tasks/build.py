@@ -101,6 +101,13 @@ def build_task(config: Config) -> Task:
     return task._replace(loss=own_loss(config.optim.loss, task.loss))
 
 
+def build_scoring_task(config: Config) -> Task:
+    """Return the task for a test set: examples over the limits are cut, not dropped, as each is answered and scored."""
+    if config.data.overlong == "drop":
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, overlong="cut"))
+    return build_task(config)
+
+
 def build_sized(config: Config, task: Task, tokenizers: tuple[Tokenizer, Tokenizer]) -> Model:
     """Return the model with the sizes of the tokenizers and the task.
 

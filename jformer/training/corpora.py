@@ -72,6 +72,7 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         validation = data.validation_sets() if train.eval_every else {}
         valid = {name: open_split(part, part.valid) for name, part in validation.items()}
     tokenizers = _open_tokenizers(workdir / "tokenizer", data, train, training, task, learned)
+    refuse_several_beginnings([directed(tokenizers, data, data.languages(part))[1] for part in data.parts()])
     towards = [directed(tokenizers, data, data.languages(part)) for part in parts]
     cuts = [
         [open_corpus(split, encoder, data.cache_dir) for encoder in _encoders(task, pair, data)]
@@ -83,7 +84,6 @@ def open_data(data: DataConfig, train: TrainConfig, seed: int, task: Task, workd
         weights = [
             part.weight * share / len(each) for part, share, each in zip(parts, shares, cuts, strict=True) for _ in each
         ]
-        refuse_several_beginnings([pair[1] for pair in towards])
         features = task.features(*towards[0])
         batches = make_batches([corpus for each in cuts for corpus in each], weights, data, seed, features)
     numbers = [f" {i + 1}" if len(parts) > 1 else "" for i in range(len(parts))]  # names in a mixture may repeat
@@ -226,7 +226,7 @@ def refuse_several_beginnings(targets: Sequence[Tokenizer]) -> None:
     if len({target.symbols.bos for target in targets}) > 1:
         raise UserError(
             "data.mixture: this vocabulary has the target language in place of BOS, which all rows of a batch share: "
-            "train one target language, or start from mBART-50"
+            "give all corpora one target language, those that are only scored too, or start from mBART-50"
         )
 
 
@@ -235,6 +235,6 @@ def _open_tests(data: DataConfig) -> dict[str, Split]:
     found: dict[str, Split] = {}
     for key, (part, name) in data.test_sets().items():
         found[key] = open_split(part, name)
-        if not any(f"{pair.source}{pair.target}".strip() for pair in found[key].read(Counter())):
+        if next(found[key].read(Counter()), None) is None:
             raise UserError(f"data.test: the set {key!r} ({name}) holds no example; give it some or leave it out")
     return found

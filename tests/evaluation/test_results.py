@@ -1,15 +1,17 @@
 """Scores under other settings, and those of other test sets, stay in results.json."""
 
 import dataclasses
+import errno
 import json
 import math
 
 import pytest
+from etils import epath
 
 from jformer.config.options import Config, EvaluateConfig
 from jformer.data.data_config import DataConfig
 from jformer.decoding.decode_config import DecodeConfig
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.evaluation import records, results
 from tests.faults.full_disk import no_file_above
 
@@ -89,6 +91,23 @@ def test_a_file_that_is_no_results_is_replaced_and_that_is_said(tmp_path, capsys
     assert "results.json: cannot be read; its content is replaced by the new scores\n" in capsys.readouterr().err
     results.save(tmp_path, scored(31.0))
     assert not capsys.readouterr().err
+
+
+def test_results_out_of_reach_for_a_moment_are_not_replaced(tmp_path, monkeypatch):
+    results.save(tmp_path, scored(30.0))
+    before, kind = (tmp_path / "results.json").read_bytes(), type(epath.Path(tmp_path))
+
+    def stale(path, *_, **__):
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    with monkeypatch.context() as away:
+        away.setattr(kind, "read_bytes", stale)
+        away.setattr(kind, "exists", lambda path: False)  # as os.path.exists answers then
+        with pytest.raises(
+            UnavailableError, match=r"results\.json: could not be read now \(Stale file handle\); rerun"
+        ):
+            results.save(epath.Path(tmp_path), scored(31.0, key="other"))
+    assert (tmp_path / "results.json").read_bytes() == before
 
 
 def test_results_of_a_newer_version_are_kept_and_that_is_an_error(tmp_path):

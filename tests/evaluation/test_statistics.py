@@ -119,3 +119,7 @@ def test_few_lines_are_little_evidence_even_if_all_agree(lines, p):
     assert paired_bootstrap_of_ratios(lines, [wrong, right])[1].p == pytest.approx(p)
     texts = ["a b c d e"] * lines
     assert paired_bootstrap(BLEU(), ["x"] * lines, [texts], [texts])[1].p == pytest.approx(p)
+    more, alike = lines + 100, np.ones(100)  # lines on which the systems agree are no evidence
+    wrong, right = (Ratios(np.arange(more), 0 * np.arange(more), np.concatenate([share * ones, alike]), np.ones(more))
+                    for share in (0, 1))  # fmt: skip
+    assert paired_bootstrap_of_ratios(more, [wrong, right])[1].p >= p

@@ -618,12 +618,19 @@ def test_what_scoring_would_refuse_is_refused_before_the_first_update(cache, tmp
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-@pytest.mark.parametrize("test", ["", "\n \n"])
-def test_an_empty_test_set_is_refused_before_the_first_update(cache, tmp_path, test):
-    for name, content in {"train": "a\n", "valid": "b\n", "test": test}.items():
-        for side in ("en", "de"):
+@pytest.mark.parametrize(
+    ("english", "german", "says"),
+    [
+        ("", "", r"the set 'test' \(test\) holds no example; give it some or leave it out"),
+        ("\n \n", "\n\n", r"all examples of the set 'test' \(test\) are blank: fill them or leave it out"),
+        ("a\n\n", "\nb\n", "are blank"),  # each lacks a side
+    ],
+)
+def test_a_test_set_without_a_usable_example_is_refused_before_the_first_update(cache, tmp_path, english, german, says):
+    for name, texts in {"train": ("a\n", "a\n"), "valid": ("b\n", "b\n"), "test": (english, german)}.items():
+        for side, content in zip(("en", "de"), texts, strict=True):
             (tmp_path / f"{name}.{side}").write_text(content)
-    with pytest.raises(UserError, match=r"data\.test: the set 'test' \(test\) holds no example; give it some or leave"):
+    with pytest.raises(UserError, match=says):
         train(small(cache, data__source="files", data__dir=str(tmp_path)), tmp_path / "run")
 
 

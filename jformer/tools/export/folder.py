@@ -27,7 +27,7 @@ from jformer.tools.export.stablehlo import build_program
 
 NEEDS = {"ctranslate2": "ctranslate2", "stablehlo": "flatbuffers"}  # format → the package that writes it
 # Options of searches that serving.json does not hold; a StableHLO program has them all.
-NOT_CARRIED = ("coverage_penalty", "beam_groups", "patience", "n_best", "max_length", "no_repeat_ngram",
+NOT_CARRIED = ("search", "coverage_penalty", "beam_groups", "patience", "n_best", "max_length", "no_repeat_ngram",
                "repetition_penalty", "forced_end", "renormalize")  # fmt: skip
 README = """A translator exported by jformer for {format}; docs/serving.md of jformer has a loader without jformer.
 
@@ -85,11 +85,11 @@ def export(
     readme = README.format(format=format, model=MODELS[format]) + (IMPORTED if imported else "")
     _write(config, workdir, save, target, readme, around)
     options, usual = config.decode, DecodeConfig()
-    changed = [key for key in NOT_CARRIED if getattr(options, key) != getattr(usual, key)]
-    lost = ", ".join(f"decode.{key}={getattr(options, key)}" for key in changed if format == "ctranslate2")
+    keys = NOT_CARRIED if format == "ctranslate2" else ()
+    lost = [f"decode.{key}={getattr(options, key)!r}" for key in keys if getattr(options, key) != getattr(usual, key)]
     size = sum(path.stat().st_size for path in target.rglob("*")) / 1e6
     return f"{target}: {format}, {size:.1f} MB; jformer's docs/serving.md has a loader" + (
-        f"; give these to CTranslate2 yourself, if it has them: {lost}" if lost else ""
+        f"; give these to CTranslate2 yourself, if it has them: {', '.join(lost)}" if lost else ""
     )
 
 
@@ -101,8 +101,6 @@ def _check(config: Config, format: str, output: str | os.PathLike[str]) -> Path:
         raise UserError(f"task={config.task!r} cannot be exported: only translate can")
     if config.decode.ensemble:
         raise UserError("decode.ensemble cannot be exported, only a single model: leave it empty")
-    if config.decode.search != "beam":
-        raise UserError(f"decode.search={config.decode.search!r} cannot be exported: only 'beam' can")
     if config.decode.rerank:
         raise UserError("decode.rerank cannot be exported: it starts a command; leave it empty")
     try:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jformer.config.options import Config
 from jformer.data.tokenizers.symbols import Symbols
+from jformer.errors import UserError
 from jformer.inference.generation import SearchBatch, begin_search, make_setup
 from jformer.models import build_model
 from jformer.models.layers.positions import sinusoids
@@ -46,8 +47,13 @@ def build_program(
         longest: positions of the table that replaces sinusoids: the longest source or output.
         vocabulary: whether each id may be written.
         symbols: those of the target; the program itself begins outputs with them.
+
+    Raises:
+        UserError: for a search that draws random numbers.
     """
     options = config.decode
+    if options.search != "beam":
+        raise UserError(f"decode.search={options.search!r} cannot be exported to StableHLO: set decode.search='beam'")
     prompt = np.array([symbols.bos, *symbols.before], np.int32)
     before = len(symbols.before)  # these take positions, too
     execution = dataclasses.replace(model.config.execution, attention_kernel="own")  # others need known lengths

@@ -37,9 +37,9 @@ SCALES = ("embedding_multiplier", "attention_multiplier", "residual_multiplier",
 def _read(fields: Fields) -> dict[str, Any]:
     if scales := [key for key in SCALES if key in fields]:
         raise UserError(f"config.json: {scales[0]}={fields[scales[0]]!r} is not implemented for llama")
-    if str(fields.get("model_type", "")).startswith("gemma"):
+    if str(name := fields.get("model_type", "")).startswith("gemma"):
         raise UserError(
-            "config.json: model_type='gemma' is not implemented: its norms and embeddings differ from llama's"
+            f"config.json: model_type={name!r} is not implemented: its norms and embeddings are not llama's"
         )
     rotary = {"rope_theta": fields.get("rope_theta", 10_000.0), **(fields.get("rope_scaling") or {})}
     rotary = {**ROTARY, **rotary, **(fields.get("rope_parameters") or {})}

@@ -106,8 +106,8 @@ class Engine:
     def pairs(self, body: schema.PairsBody) -> list[Pair]:
         """Return the pairs to score; raise UserError as `requests` does."""
         self._check_count(body.pairs)
-        if self.predictor.inputs.continues and any(each.source for each in body.pairs):
-            raise UserError("a language model reads no source: send the whole text as target")
+        if self.predictor.inputs.continues and (sources := [each.source for each in body.pairs if each.source]):
+            raise UserError(f"source={sources[0][:40]!r}: a language model reads none, send the whole text as target")
         return [
             Pair(self._text(each.source), self._text(each.target), languages=self._languages(each))
             for each in body.pairs

@@ -139,7 +139,7 @@ class Worker:
             if now > next_check and not pruned:
                 next_check = now + PRUNE
                 curve: list[tuple[int, float]] = []
-                with contextlib.suppress(UserError):  # rows that cannot be read: the trial fails when it ends
+                with contextlib.suppress(UserError):  # rows that cannot be read: seen again when the trial ends
                     curve = records.curve(self._folder(claim.trial), self._experiment.metric)
                 if claim.should_prune(dict(curve)):
                     pruned = True
