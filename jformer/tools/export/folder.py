@@ -16,7 +16,6 @@ import numpy as np
 from jformer.config.options import Config
 from jformer.data.tokenizers import Symbols, Tokenizer
 from jformer.data.vocabularies import directed
-from jformer.decoding.decode_config import DecodeConfig
 from jformer.errors import UserError
 from jformer.inference.inputs import writable
 from jformer.inference.predict import load
@@ -84,7 +83,7 @@ def export(
     around = _around(source, target_side, predictor.inputs.symbols.before) if imported else {}
     readme = README.format(format=format, model=MODELS[format]) + (IMPORTED if imported else "")
     _write(config, workdir, save, target, readme, around)
-    options, usual = config.decode, DecodeConfig()
+    options, usual = config.decode, Config().decode
     keys = NOT_CARRIED if format == "ctranslate2" else ()
     lost = [f"decode.{key}={getattr(options, key)!r}" for key in keys if getattr(options, key) != getattr(usual, key)]
     size = sum(path.stat().st_size for path in target.rglob("*")) / 1e6
