@@ -50,8 +50,8 @@ either
                  JAX_PROCESS_ID identify the processes, or
   --coordinator=HOST:PORT --processes=N --process=I
                  a free port of process 0's machine, the number of processes, and the number of this one, from 0
-Exit code 75, or 134 from JAX itself: one of them died or did not come, or storage was away. 76: one was stuck (also a
-single process). Rerun the same command in all of them to resume from the last checkpoint; see docs/processes.md.
+Exit code 75, or 134 from JAX itself: one of them died or never joined, or storage was unavailable. 76: one was stuck
+(also a single process). Rerun the same command in all to resume from the last checkpoint; see docs/processes.md.
 Exit code 143: a signal stopped the command, which has saved its progress.
 """
 

@@ -71,7 +71,7 @@ def _is_replaced(entry: Mapping[str, Any], now: Any) -> bool:
 def read(folder: Path) -> dict[str, Any] | None:
     """Return a folder's results.json, {} if it has none, or None if it cannot be read as results.
 
-    Raises UserError for what must not be replaced: one of a newer version, or whose storage is away for a moment.
+    Raises UserError for what must not be replaced: that of a newer version, or one whose storage is unavailable.
     """
     try:
         return records.results(folder)

@@ -6,9 +6,9 @@ python -m jformer.supervise [--processes=N] [--devices=D] [--per-gpu] [--logs=DI
 Several processes get the coordinator's address; with --distributed they are part of a run on several machines, and
 JAX_PROCESS_ID in the environment is the number of the first of them. Exit codes 0 (done), 2 (a mistake; no restart
 fixes it) and any after a request to stop are final. After any other, such as 75 and 134 (a process was missing, or
-storage was away) and 76 (a process was stuck), the same command resumes from the last checkpoint, until it has failed
-more than R times without a new one in between. Knows nothing of what the processes do and imports no JAX: the devices
-are theirs.
+storage was unavailable) and 76 (a process was stuck), the same command resumes from the last checkpoint, until it has
+failed more than R times without a new one in between. Knows nothing of what the processes do and imports no JAX: the
+devices are theirs.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from jformer.storage import MISPLACED, is_step, replace_content, run_path
 
 LOOK = 0.1  # seconds between checks of the processes
 REASONS = {
-    LOST: ", from the last checkpoint: a process was missing, or storage was away",
+    LOST: ", from the last checkpoint: a process was missing, or storage was unavailable",
     ABORTED: ", from the last checkpoint: a process was lost",
     STUCK: ", from the last checkpoint: a process was stuck",
 }

@@ -94,7 +94,7 @@ def test_all_start_again_when_one_is_killed(supervise, tmp_path):
 @pytest.mark.parametrize(
     ("end", "code", "what"),
     [
-        ("os._exit(75)", 75, "missing, or storage was away"),
+        ("os._exit(75)", 75, "missing, or storage was unavailable"),
         ("os.abort()", 134, "lost"),
         ("os._exit(76)", 76, "stuck"),
     ],
