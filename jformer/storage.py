@@ -218,10 +218,29 @@ def unwritten(path: os.PathLike[str] | str, error: Exception) -> UnwrittenError:
     """Return the error for a path that could not be written; NumPy's of a full disk and buckets' have no errno."""
     if (number := getattr(error, "errno", None)) in MISPLACED:
         return UnwrittenError(f"{path}: {os.strerror(number)}; move it away, or make it readable and writable")
-    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
     if is_outage(error):
-        return OutageError(f"{path}: could not be written now ({reason}); rerun the same command")
-    return UnwrittenError(f"{path}: could not be written ({reason}); free some space, then rerun the same command")
+        return OutageError(f"{path}: could not be written now ({_reason(error)}); rerun the same command")
+    return UnwrittenError(
+        f"{path}: could not be written ({_reason(error)}); free some space, then rerun the same command"
+    )
+
+
+def content_of(path: Path) -> bytes | None:
+    """Return what a file holds, None if there is none; raise UnavailableError while its storage is unavailable."""
+    try:
+        return path.read_bytes()  # `exists` would be False while storage is unavailable
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:  # buckets also raise errors other than OSError
+        if is_outage(error):
+            raise UnavailableError(
+                f"{path}: could not be read now ({_reason(error)}); rerun the same command"
+            ) from error
+        raise
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or " ".join(str(error).split())
 
 
 def is_outage(error: BaseException | None) -> bool:

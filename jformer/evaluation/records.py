@@ -4,7 +4,6 @@ A run is given by the path of its directory. A file that is not written yet read
 cannot be read, or if something requested by name is missing.
 """
 
-import contextlib
 import math
 import sys
 from collections import Counter
@@ -18,14 +17,15 @@ from jformer.config.options import Config
 from jformer.data.data_config import DataConfig
 from jformer.data.sources import open_split
 from jformer.data.sources.split import Pair
-from jformer.errors import UnavailableError, UserError
+from jformer.errors import UserError
 from jformer.evaluation.score_tables import means, scored_sets
 from jformer.integrity import parse_object, refuse_newer, without_digest
-from jformer.storage import is_outage, run_path
+from jformer.storage import content_of, run_path
 from jformer.training.rows import is_figure, read_row, read_sample
 
 SCHEMA = 2  # of results.json
 RUN_FIGURES = ("parameters", "updates", "wall_seconds")
+NO_OUTPUTS = "{}: there are no outputs; score the run again with --mode=evaluate"
 
 
 def saved_config(run: Path) -> Config:
@@ -47,28 +47,15 @@ def samples(run: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, read: Callable[[bytes, str], dict[str, Any]]) -> list[dict[str, Any]]:
-    lines = (_content(path) or b"").split(b"\n")
+    lines = (content_of(path) or b"").split(b"\n")
     # The text after the last line feed is incomplete.
     return [read(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1)]
-
-
-def _content(path: Path) -> bytes | None:
-    """Return what a file holds, None if there is none; raise UnavailableError while its storage is unavailable."""
-    try:
-        return path.read_bytes()  # `exists` would be False while storage is unavailable
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except Exception as error:  # buckets also raise errors other than OSError
-        if is_outage(error):
-            why = " ".join(str(getattr(error, "strerror", None) or error).split())
-            raise UnavailableError(f"{path}: could not be read now ({why}); rerun the same command") from error
-        raise
 
 
 def results(run: Path) -> dict[str, Any]:
     """Return results.json, or {} if the run is not scored yet; raise UserError if it is invalid."""
     path = run_path(run) / "results.json"
-    content = _content(path)
+    content = content_of(path)
     if content is None:
         return {}
     try:
@@ -150,21 +137,31 @@ def curve(run: Path, name: str) -> list[tuple[int, float]]:
 def outputs(run: Path, key: str) -> list[str]:
     """Return the answers to a test set, line by line; raise UserError if the run has none."""
     path = run_path(run) / "outputs" / f"{key}.txt"
-    content = _content(path)
-    with contextlib.suppress(UnicodeDecodeError):
-        if content is not None:
-            return content.decode().split("\n")[:-1]
-    raise UserError(f"{path}: there are no outputs; score the run again with --mode=evaluate")
+    lines = _lines(path)
+    if lines is None:
+        raise UserError(NO_OUTPUTS.format(path))
+    return lines
+
+
+def _lines(path: Path) -> list[str] | None:
+    """Return the lines of a file of outputs, None if there is none; raise UserError if it is not text."""
+    content = content_of(path)
+    try:
+        return None if content is None else content.decode().split("\n")[:-1]
+    except UnicodeDecodeError as error:
+        raise UserError(NO_OUTPUTS.format(path)) from error
 
 
 def segment_scores(run: Path, key: str, name: str) -> list[float]:
     """Return the score of each answer to a test set by a command; [] if no command has this name."""
-    if not (run_path(run) / "outputs" / f"{key}.{name}.txt").exists():
+    path = run_path(run) / "outputs" / f"{key}.{name}.txt"
+    lines = _lines(path)
+    if lines is None:
         return []
     try:
-        return [*map(float, outputs(run, f"{key}.{name}"))]
+        return [*map(float, lines)]
     except ValueError as error:
-        raise UserError(f"{run}/outputs/{key}.{name}.txt: {error}; score the run again with --mode=evaluate") from error
+        raise UserError(f"{path}: {error}; score the run again with --mode=evaluate") from error
 
 
 def examples(run: Path, key: str, data: DataConfig | None = None) -> list[Pair]:
