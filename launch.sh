@@ -49,7 +49,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 name=${JFORMER_NAME-} type=${JFORMER_TYPE-} zone=${JFORMER_ZONE-} project=${JFORMER_PROJECT-}
 poll=${JFORMER_POLL-20} retries=5 worker=0 yes='' spot='' commit='' setup='' follow='' keep=''
 devices='' logs='' nodes='' gpus='' sbatch=() args=() workdir=''
-hosts='' coordinator='' extras=tpu,gcs per=node machines=() group=()
+hosts='' coordinator='' extras='' per=node machines=() group=()
 
 say() { printf 'launch: %s\n' "$*" >&2; }
 fail() { say "$*"; exit "$MISTAKE"; }
@@ -289,12 +289,15 @@ done
 for argument in "${args[@]}"; do [[ $argument != --workdir=* ]] || workdir=${argument#*=}; done
 
 [[ ! $follow || $command == logs ]] || fail "--follow is for logs"
+[[ ! $devices$logs || $command == here ]] || fail "--devices and --logs are for local"
+[[ ! $nodes${sbatch[*]-} || $command == slurm ]] || fail "--nodes and --sbatch are for slurm"
 if [[ $hosts ]]; then
   [[ $command != @(create|delete) ]] || fail "--hosts are machines of yours: $command is for a slice"
   IFS=, read -ra machines <<<"$hosts"
   name=$hosts type=hosts zone=- project=- keep=yes coordinator=${coordinator:-${machines[0]#*@}:8476}
-  [[ $extras != tpu,gcs ]] || extras=cuda,gcs
+  extras=${extras:-cuda,gcs}
 fi
+extras=${extras:-tpu,gcs}
 if [[ $per == gpu ]]; then
   [[ $hosts || $command == @(here|slurm) ]] || fail "--per=gpu is for local, slurm and --hosts: a slice has no GPUs"
   [[ $command == here ]] || { need gpus && group=("--processes=$gpus"); }
@@ -308,6 +311,7 @@ case $command in
   --help | -h) usage; exit ;;
   *) fail "there is no $command; see launch.sh --help" ;;
 esac
+[[ $hosts || $command != @(all|run) || $type == *-[1-9]*([0-9]) ]] || fail "--type=$type has no size, as v5litepod-8 has"
 if [[ $command == @(all|run|here|slurm) && ! $workdir ]]; then
   fail "--workdir=DIR is missing: give it after --, with the arguments of jformer.main"
 elif [[ $hosts ]]; then

@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = default_config("bert_base")
     config.task = "classify"
     config.model.update(num_layers=2, d_model=64, d_ff=128, num_heads=4, max_length=48, norm="pre", dropout=0.0)
-    config.model.update(attention_dropout=0.0, positions="relative", init="glorot")  # else it learns late to compare
+    config.model.update(attention_dropout=0.0, positions="relative", init="glorot")  # else it learns to compare late
     config.model.head.update(pooling="mean", pooler=False, transform=False, num_segments=2)
     config.data.update(
         source="experiments.sources.labels:open_likeness", num_pairs=10_000, labels="number", tokenizer="word"

@@ -3,7 +3,7 @@
 Data:     generated in the package from CLDR (Babel), about 100,000 pairs; nothing is downloaded.
 Model:    2 + 2 layers, d_model 128, Pre-LN.
 Command:  python -m jformer.main --config=configs/quickstart.py --workdir=runs/quickstart
-Expected: exact match on the test set at least 0.99, in under 5 minutes on 2 CPU cores.
+Expected: exact match on the test set at least 0.99, in 2 to 6 minutes on 2 CPU cores.
 """
 
 from ml_collections import ConfigDict

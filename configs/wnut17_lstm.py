@@ -1,9 +1,9 @@
 """Names in tweets and comments (WNUT-17) with a bidirectional LSTM (Huang et al. 2015).
 
 Data:     as for wnut17_tag.py.
-Model:    1 bidirectional LSTM layer, 128 features each way; 4,000 subwords, no pretraining. Vectors of words
-          (Lample et al. 2016) take --config.data.tokenizer=word --config.train.source_vectors=FILE, of 128 features,
-          their CRF --config.model.head.crf=True.
+Model:    1 bidirectional LSTM layer, 128 features each way; 4,000 subwords, no pretraining. Word vectors (Lample et
+          al. 2016): --config.data.tokenizer=word --config.train.source_vectors=FILE (128 features); their CRF:
+          --config.model.head.crf=True.
 Command:  python -m jformer.main --config=configs/wnut17_lstm.py --workdir=runs/wnut17_lstm
           --config.data.dir=PATH/wnut17
 Expected: F1 of test spans 0.087 ± 0.015 (three seeds; person 0.13, location 0.16), a minute of one CPU core; with the

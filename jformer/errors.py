@@ -34,6 +34,10 @@ class UnavailableError(UserError):
     code = LOST
 
 
+class BrokenRunError(UserError):
+    """A run cannot answer, whatever it is asked: its weights or its scoring command are broken."""
+
+
 def nearest(name: str, choices: Iterable[str], otherwise: str = "") -> str:
     """Return a hint to end an error message with: the choice probably meant, else `otherwise`, else all choices."""
     known = list(choices)

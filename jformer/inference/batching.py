@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from jformer.decoding.search import Decoded
-from jformer.errors import UserError
+from jformer.errors import BrokenRunError
 from jformer.inference.answers import Piece
 from jformer.inference.generation import in_compute_dtype
 from jformer.inference.inputs import LONG_INPUT, Attempt, Inputs
@@ -153,7 +153,7 @@ class BatchedSearch:
         `on_answered` is given the number of pieces of each batch that is done.
 
         The first attempt has room for outputs of usual length only. The few that need more would delay all others in
-        their batches, so they are searched again in small batches. Raises UserError for NaN scores.
+        their batches, so they are searched again in small batches. Raises BrokenRunError for NaN scores.
         """
         options = self.inputs.options
         rows = batch_rows(len(pieces), options.batch_size, self._mesh, options.hypotheses)
@@ -205,7 +205,7 @@ def _finished(indices: Sequence[int], computed: Future[Any]) -> dict[int, Found]
 
 
 def read_row(arrays: Any, row: int) -> Found | None:
-    """Return the result for one row; None if the search ran out of room. Raise UserError for NaN scores."""
+    """Return the result for one row; None if the search ran out of room. Raise BrokenRunError for NaN scores."""
     if not isinstance(arrays, Decoded):
         found = type(arrays)(*(array[row] for array in arrays))
         refuse_nan(found[-1])
@@ -249,9 +249,9 @@ def ignore(count: int) -> None:
 
 
 def refuse_nan(scores: Any) -> None:
-    """Raise UserError if a score is NaN."""
+    """Raise BrokenRunError if a score is NaN."""
     if np.isnan(scores).any():
-        raise UserError(
+        raise BrokenRunError(
             "the model's scores are NaN, so its weights are broken: try another evaluate.weights, or train again from "
             "before the rows of metrics.jsonl that are null"
         )

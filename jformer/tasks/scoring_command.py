@@ -22,7 +22,7 @@ from jformer import plugins
 from jformer.config.options import BESIDE_SCORES, Config, score_commands
 from jformer.data.file_digests import digest
 from jformer.data.sources.split import Pair
-from jformer.errors import UserError
+from jformer.errors import BrokenRunError, UserError
 from jformer.integrity import parse_json
 from jformer.parallel import processes
 from jformer.tasks.metrics import Scores
@@ -73,7 +73,8 @@ def segment_scores(config: Config, name: str, segments: Sequence[Segment]) -> li
 
     Scores cached in data.cache_dir are reused, unless a file that the command names has changed.
 
-    Raises UserError for a command from a saved config, one that fails or takes too long, and invalid scores.
+    Raises UserError for a command from a saved config, and BrokenRunError for one that fails or takes too long, and for
+    invalid scores.
     """
     check_commands(config)
     command = score_commands(config.evaluate)[name]
@@ -104,7 +105,7 @@ def _open_cache(path: Path) -> Iterator[sqlite3.Connection]:
             cache.execute(CREATE)
             yield cache
     except (OSError, sqlite3.Error) as error:
-        raise UserError(f"{path}: cannot be used as a cache of scores ({error}): delete it") from error
+        raise BrokenRunError(f"{path}: cannot be used as a cache of scores ({error}): delete it") from error
 
 
 def _run(command: str, lines: Sequence[str], seconds: float) -> list[float]:
@@ -114,12 +115,12 @@ def _run(command: str, lines: Sequence[str], seconds: float) -> list[float]:
         with processes.working_elsewhere():
             done = subprocess.run(shlex.split(command), input=text, capture_output=True, timeout=seconds or None)
     except OSError as error:
-        raise UserError(f"{KEY}={command!r} cannot be started: {error}") from error
+        raise BrokenRunError(f"{KEY}={command!r} cannot be started: {error}") from error
     except subprocess.TimeoutExpired as error:
         why = f"took longer than evaluate.command_seconds={seconds:g} for {len(lines)} texts: raise it, or set 0"
-        raise UserError(f"{KEY}={command!r} {why}{_last_words(error.stderr)}") from error
+        raise BrokenRunError(f"{KEY}={command!r} {why}{_last_words(error.stderr)}") from error
     if done.returncode:
-        raise UserError(f"{KEY}={command!r} ended with exit status {done.returncode}{_last_words(done.stderr)}")
+        raise BrokenRunError(f"{KEY}={command!r} ended with exit status {done.returncode}{_last_words(done.stderr)}")
     answers = [line.decode(errors="replace") for line in done.stdout.splitlines()]  # not at U+2028, as a str would
     scores = [*map(_number, answers)]
     wrong = next((i for i, score in enumerate(scores) if not math.isfinite(score)), None)
@@ -129,7 +130,7 @@ def _run(command: str, lines: Sequence[str], seconds: float) -> list[float]:
         what = f"it wrote {len(scores)} numbers for {len(lines)} texts, not one for each"
     else:
         return scores
-    raise UserError(f"{KEY}={command!r}: {what}{_last_words(done.stderr)}")
+    raise BrokenRunError(f"{KEY}={command!r}: {what}{_last_words(done.stderr)}")
 
 
 def _number(line: str) -> float:

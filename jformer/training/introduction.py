@@ -1,6 +1,6 @@
 """The lines that a run logs at its start: text, vocabulary, parameters, batches, attention, schedule and devices."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jax.sharding import Mesh
 
@@ -37,7 +37,8 @@ def introduction(
         peak: FLOP/s of all devices together.
     """
     for name, corpus in data.texts.items():
-        yield f"{name}: " + ", ".join(counted(count, reason) for reason, count in corpus.counts.items())
+        found = ", ".join(counted(count, reason) for reason, count in corpus.counts.items())
+        yield f"{name}: {found}{too_long(corpus.counts)}"
     yield from (*data.repeats, *notes)
     note = "" if config.train.init_from else unfilled(config.data, data.tokenizers)  # tokenizers are copied then
     yield f"vocabulary: {vocabulary(*data.tokenizers)}{note}; parameters: {parameters:,}"
@@ -114,6 +115,15 @@ def vocabulary(source: Tokenizer, target: Tokenizer) -> str:
     if isinstance(target, NumberTokenizer):
         return f"{source.vocab_size:,}; labels are numbers"
     return f"{source.vocab_size:,} source, {target.vocab_size:,} target"
+
+
+def too_long(counts: Mapping[str, int]) -> str:
+    """Return a note if more than a hundredth of the examples is left out for its length, otherwise ""."""
+    share = counts.get("overlong examples dropped", 0) / counts["examples read"]
+    if share <= 0.01:
+        return ""
+    limits = "data.max_source_length or data.max_target_length"
+    return f" ({share:.0%} are over {limits}; data.overlong='cut' in a new run keeps their beginnings)"
 
 
 def unfilled(options: DataConfig, tokenizers: Sequence[Tokenizer]) -> str:

@@ -24,8 +24,8 @@ Count = int | Array  # updates applied so far
 Schedule = Callable[[Count], Scalar]
 """Updates applied so far → learning rate of the next one."""
 
-# The highest usual peak of Adam times sqrt(d_model). The recipes in configs/ are below it (Multi30k's is 0.057, that of
-# 2017 is 0.016); a run at 0.1 collapsed to a model that outputs a single word.
+# The highest usual peak of Adam times sqrt(d_model). Transformers in configs/ are below it (Multi30k's has 0.057, that
+# of 2017 has 0.016); a run at 0.1 collapsed to a model that outputs a single word.
 USUAL_PEAK = 0.06
 
 KEPT = 16  # optimizers, cached by key

@@ -417,6 +417,11 @@ def test_deleting_is_tried_again_until_the_slice_is_gone(cloud):
         (["local", "2", "--", "--workdir=gs://bucket/x"], "--logs is missing"),
         (["logs", "--hosts=a,b", "--worker=c"], "--worker=c is none of a,b, or of their numbers from 0"),
         (["all", *SLICE, "--follow", *RUN], "--follow is for logs"),
+        (["all", *SLICE, "--devices=2", *RUN], "--devices and --logs are for local"),
+        (["slurm", "--nodes=2", "--gpus=4", "--logs=x", *RUN], "--devices and --logs are for local"),
+        (["run", "--hosts=a,b", "--nodes=2", *RUN], "--nodes and --sbatch are for slurm"),
+        (["local", "2", "--sbatch=--time=1", *RUN], "--nodes and --sbatch are for slurm"),
+        (["run", *SLICE, "--type=v4", *RUN], "--type=v4 has no size, as v5litepod-8 has"),
         (["fly"], "there is no fly"),
     ],
 )
@@ -427,6 +432,11 @@ def test_what_is_missing_or_wrong_is_said_in_a_line(cloud, arguments, says):
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
     assert cloud.calls() == []
+
+
+def test_hosts_install_the_extras_that_are_asked_for(cloud):
+    for given, installed in (([], "cuda,gcs"), (["--extras=tpu,gcs"], "tpu,gcs")):
+        assert f".[{installed}]" in cloud.launch("sync", "--hosts=a,b", *given).stdout
 
 
 def test_uncommitted_changes_are_not_left_behind_unnoticed(cloud):

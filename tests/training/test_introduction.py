@@ -17,7 +17,7 @@ from jformer.models.head_config import HeadConfig
 from jformer.models.vision_config import VisionConfig
 from jformer.parallel.backend import Target
 from jformer.tasks.build import choose_lengths
-from jformer.training.introduction import kernel_line, shapes, unfilled, vocabulary
+from jformer.training.introduction import kernel_line, shapes, too_long, unfilled, vocabulary
 from tests.models.test_flops import MODELS, SMALL
 
 CPU, TPU, H100 = Target("cpu", "cpu"), Target("tpu", "TPU v5 lite"), Target("gpu", "NVIDIA H100 80GB HBM3", "9.0")
@@ -49,6 +49,13 @@ def test_a_vocabulary_that_the_text_does_not_fill_is_noted():
     assert unfilled(DataConfig(tokenizer="word", vocab_size=8), (words, labels)) == note
     assert unfilled(DataConfig(tokenizer="word", vocab_size=7), (words, labels)) == ""
     assert unfilled(DataConfig(tokenizer="byte", vocab_size=999), (ByteTokenizer("identity"),) * 2) == ""
+
+
+def test_a_text_that_loses_many_examples_to_its_limits_is_noted():
+    few = {"examples read": 1_000, "empty examples dropped": 500, "overlong examples dropped": 10, "examples used": 490}
+    assert too_long(few) == too_long({"examples read": 9, "overlong examples cut": 9, "examples used": 9}) == ""
+    note = " (40% are over data.max_source_length or data.max_target_length; data.overlong='cut' in a new run keeps "
+    assert too_long({**few, "overlong examples dropped": 400}) == note + "their beginnings)"
 
 
 def test_the_kernel_that_attends_is_named_with_the_reason(monkeypatch):

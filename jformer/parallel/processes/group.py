@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
+from jformer import errors
 from jformer.errors import DONE, FAILED, LOST, UserError
 from jformer.parallel.processes.ending import leave
 from jformer.parallel.processes.handshake import refuse_differences, software
@@ -117,17 +118,21 @@ def agree(value: Value, combine: Callable[[list[Value]], Result]) -> Result:
 
 
 def from_main_process(find: Callable[[], Result]) -> Result:
-    """Return in all processes what process 0 finds, as plain JSON, or raise its UserError in all of them."""
+    """Return in all processes what process 0 finds, as plain JSON, or raise its UserError in all of them.
+
+    Where the error is of a kind that jformer.errors has, so is the one that is raised.
+    """
     found: list[Result] = []
-    refusal = ""
+    refusal: list[str] = []
     if is_main_process():
         try:
             found = [find()]
         except UserError as error:
-            refusal = str(error)
+            refusal = [type(error).__name__, str(error)]
     agreed, refused = agree((found, refusal), lambda values: values[0])
     if refused:
-        raise UserError(refused)
+        kind, text = refused
+        raise getattr(errors, kind, UserError)(text)
     return agreed[0]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jformer.errors import UserError
 from jformer.models import ModelConfig
 from jformer.models.head_config import HeadConfig
 from jformer.tools.hf.families import HfFamily
@@ -56,6 +57,13 @@ def _table(root: str, stack: Table, head: Mapping[str, str], first: int = 0) -> 
     return table
 
 
+def _refuse_no_segments(model: ModelConfig) -> dict[str, Any]:
+    """Return no fields; raise UserError for a model without segments, as theirs look up token type 0."""
+    if not model.head.num_segments:
+        raise UserError("model.head.num_segments=0: it looks up token type 0, so train with 1 or more")
+    return {}
+
+
 BERT = HfFamily(
     model_type="bert",
     classes={"BertForMaskedLM": "mlm", "BertForPreTraining": "mlm", "BertForSequenceClassification": "classify",
@@ -66,6 +74,7 @@ BERT = HfFamily(
         "pooler/dense": "bert.pooler.dense", "classifier": "classifier", "head/bias": "cls.predictions.bias",
         "head/transform": "cls.predictions.transform.dense", "head/norm": "cls.predictions.transform.LayerNorm",
     }),
+    write=_refuse_no_segments,
     copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias"},
     unread=(r"bert\.embeddings\.position_ids", r"bert\.pooler\..*"), prefix="bert.",
@@ -81,7 +90,7 @@ ROBERTA = HfFamily(
         "head/transform": "lm_head.dense", "head/norm": "lm_head.layer_norm",
     }, FIRST),
     read=lambda fields: {"max_length": fields["max_position_embeddings"] - FIRST},
-    write=lambda model: {"max_position_embeddings": model.max_length + FIRST},
+    write=lambda model: _refuse_no_segments(model) | {"max_position_embeddings": model.max_length + FIRST},
     copies={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
             "lm_head.decoder.bias": "lm_head.bias"},
     unread=(r"roberta\.embeddings\.position_ids", r"roberta\.pooler\..*"), prefix="roberta.",

@@ -26,7 +26,10 @@ DTYPES: dict[str, Any] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(jnp.bfloat16),
 }
-OTHERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U16": 2, "U32": 4, "U64": 8}  # bytes; never read
+OTHERS = {  # bytes of types that are never read
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U16": 2, "U32": 4, "U64": 8, "C64": 8, "F8_E4M3": 1,
+    "F8_E5M2": 1, "F8_E8M0": 1,
+}  # fmt: skip
 PIECE = 1 << 24  # bytes of a file in memory at once
 SHARD_BYTES = 5_000_000_000  # the most in a file of an export, unless one tensor is larger
 

@@ -13,10 +13,10 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from jformer.errors import UserError
+from jformer.errors import BrokenRunError, UserError
 from jformer.tools.server.batcher import Batcher, BusyError, Item, Reply
 from jformer.tools.server.engine import Engine
-from jformer.tools.server.events import MEDIA_TYPE, Events
+from jformer.tools.server.events import FAILURE, LOG, MEDIA_TYPE, Events
 from jformer.tools.server.guard import Access, Guard
 from jformer.tools.server.limits import Limits
 from jformer.tools.server.meters import Meters
@@ -184,9 +184,15 @@ def _add_mistakes(app: FastAPI, limits: Limits) -> None:
             return "body: send JSON, with the header Content-Type: application/json"
         return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
 
+    def broken(error: BrokenRunError) -> str:
+        """Tell the log what to repair, not the client: it may name files."""
+        LOG.error("%s", error)
+        return FAILURE
+
     busy, late = "too many texts are waiting; try again later", f"no answer within {limits.answer_seconds:g} s"
     add(RequestValidationError, 422, invalid)
-    add(Exception, 500, lambda error: "the server failed")  # Starlette logs it, too, with its traceback
+    add(Exception, 500, lambda error: FAILURE)  # Starlette logs it, too, with its traceback
     add(UserError, 422, str)
+    add(BrokenRunError, 500, broken)
     add(BusyError, 429, lambda error: busy, **{"Retry-After": "1"})
     add(TimeoutError, 503, lambda error: late, **{"Retry-After": "1"})

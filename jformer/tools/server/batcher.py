@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from jformer.errors import BrokenRunError
 from jformer.inference.answers import whole_groups
 from jformer.tools.server.limits import Limits
 
@@ -89,7 +90,7 @@ class Batcher(Generic[Item, Reply]):
         return min(self._limits.waiting, rate * seconds)
 
     def _answer_all(self, jobs: Sequence[_Job[Item, Reply]], loop: asyncio.AbstractEventLoop) -> None:
-        """Answer jobs, each as soon as possible; after an error, halve the rest until the failing job is alone."""
+        """Answer jobs, each as soon as possible; after an error of a job, halve the rest until that job is alone."""
         left = dict(enumerate(jobs))
         try:
             found = self._answer([item for job in jobs for item in job.items])
@@ -97,8 +98,8 @@ class Batcher(Generic[Item, Reply]):
                 _resolve(loop, [(left.pop(number), answers) for number, answers in some.items()])
         except Exception as error:  # any error fails only the job that causes it
             rest, half = list(left.values()), len(left) // 2
-            if len(rest) == 1:
-                _resolve(loop, [(rest[0], error)])
+            if len(rest) == 1 or isinstance(error, BrokenRunError):
+                _resolve(loop, [(job, error) for job in rest])
             elif rest:
                 self._answer_all(rest[:half], loop)
                 self._answer_all(rest[half:], loop)

@@ -10,11 +10,12 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from jformer.errors import UserError
+from jformer.errors import BrokenRunError, UserError
 from jformer.inference.answers import Output
 from jformer.tools.server.streams import Stream, Streams
 
 LOG = logging.getLogger("uvicorn.error")
+FAILURE = "the server failed"  # what clients are told; the log has the reason
 MEDIA_TYPE = "text/event-stream"
 Record = Callable[[Sequence[Output]], Mapping[str, object]]
 
@@ -52,13 +53,16 @@ async def _events(stream: Stream, record: Record) -> AsyncIterator[str]:
                 sent[number] = update.text
             if update.outputs is not None:
                 yield _event({"input": number, **record(update.outputs)}, "answer")
+    except BrokenRunError as error:
+        LOG.error("%s", error)
+        yield _event({"detail": FAILURE}, "error")
     except UserError as error:
         yield _event({"detail": str(error)}, "error")
     except TimeoutError:
         yield _event({"detail": f"no answer within {stream.seconds:g} s"}, "error")
     except Exception as error:
         LOG.error("a stream failed", exc_info=error)
-        yield _event({"detail": "the server failed"}, "error")
+        yield _event({"detail": FAILURE}, "error")
 
 
 def _event(content: Mapping[str, Any], name: str = "") -> str:

@@ -45,12 +45,14 @@ import math
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from etils.epath import Path
 
 from jformer.errors import DONE, FAILED, STOPPED, UserError
+from jformer.parallel.processes import readers_may_leave
 from jformer.parallel.processes.children import signals_to
 from jformer.storage import check_writable, in_bucket, os_errors_as_user_errors, run_path
 from jformer.tools.sweep.experiment import RECORD, Experiment, load_experiment
@@ -131,10 +133,11 @@ def run(options: argparse.Namespace, experiment: Experiment, keys: Sequence[str]
         return DONE
     print(opening(options, queue, workdir), file=sys.stderr, flush=True)
     local = launch.LocalWorkers(queue, command, options.workers)
-    with signals_to(local.stop, SUBMITIT_SIGNAL):
+    with signals_to(local.stop, SUBMITIT_SIGNAL), readers_may_leave(partial(local.stop, signal.SIGHUP, None)):
         code = local.run()
-    if code == STOPPED:
-        print(f"stopped and saved with {queue.left()} trials left; rerun the same command to resume", file=sys.stderr)
+        if code == STOPPED:
+            left = f"{queue.left()} trials left"
+            print(f"stopped and saved with {left}; rerun the same command to resume", file=sys.stderr)
     return code or show(options, queue, workdir)
 
 

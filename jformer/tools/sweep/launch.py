@@ -1,5 +1,6 @@
 """Where workers run: as processes of this machine, which share its cores or GPUs, or as Slurm jobs."""
 
+import contextlib
 import math
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import TypeVar
 from etils.epath import Path
 from tqdm import tqdm
 
-from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UserError
+from jformer.errors import DONE, FAILED, LOST, MISTAKE, STOPPED, UnavailableError, UserError
 from jformer.parallel.processes.children import die_with_parent, send_signal
 from jformer.tools.sweep.experiment import Trial
 from jformer.tools.sweep.queue import OPEN, TrialQueue
@@ -34,7 +35,9 @@ class LocalWorkers:
         self._deaths, self._mistake, self._given_up = 0, False, FAILED
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Ask all workers to save and end; kill them when called again."""
+        """Ask all workers to save and end; kill them when called again, except by SIGHUP: terminals repeat it."""
+        if self.stopping and number == signal.SIGHUP:
+            return
         for worker in filter(None, self._workers):
             send_signal(worker, signal.SIGKILL if self.stopping else signal.SIGTERM)
         self.stopping = True
@@ -46,8 +49,9 @@ class LocalWorkers:
             self._start(i)
         while any(self._workers):
             time.sleep(LOOK)
-            if bar.show(self._queue.trials()):
-                self._deaths = 0
+            with contextlib.suppress(UnavailableError):  # workers are restarted until the storage is back
+                if bar.show(self._queue.trials()):
+                    self._deaths = 0
             for i, worker in enumerate(self._workers):
                 if worker and worker.poll() is not None:
                     self._workers[i] = None

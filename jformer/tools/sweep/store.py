@@ -24,9 +24,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from jformer.config import resolve
 from jformer.config.resume import differences, with_saved_config
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.integrity import parse_object
-from jformer.storage import in_bucket, replace_content
+from jformer.storage import in_bucket, is_outage, replace_content
 from jformer.tools.sweep.experiment import JOURNAL, RECORD, Experiment
 
 OWN = {"experiment", "metric", "study", "id"}  # keys of sweep.json
@@ -38,6 +38,10 @@ MAY_DIFFER = ("data.dir", "data.cache_dir", "mesh.", "train.peak_flops")  # betw
 
 class StorageError(UserError):
     """The storage cannot be used at the moment."""
+
+
+class StorageAwayError(StorageError, UnavailableError):
+    """The storage does not answer now."""
 
 
 class FileLock(JournalFileOpenLock):
@@ -95,9 +99,10 @@ def reaching(name: str) -> Iterator[None]:
         raise
     except (*UNREACHABLE, ValueError) as error:
         reason = " ".join(str(error.__cause__ or error).split())[:200]
-        raise StorageError(
-            f"{_shown(name)}: the trials cannot be reached ({reason}); check that it exists and is writable"
-        ) from error
+        where = f"{_shown(name)}: the trials cannot be reached ({reason})"
+        if is_outage(error):
+            raise StorageAwayError(f"{where}; rerun the same command to resume") from error
+        raise StorageError(f"{where}; check that it exists and is writable") from error
 
 
 @contextlib.contextmanager

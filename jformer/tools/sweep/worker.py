@@ -43,7 +43,9 @@ class Worker:
         self._log_start = 0  # bytes in the process's log when it started
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Ask the process to save and end; kill it when called again."""
+        """Ask the process to save and end; kill it when called again, except by SIGHUP: terminals repeat it."""
+        if self.stopping and number == signal.SIGHUP:
+            return
         if self._process:
             send_signal(self._process, signal.SIGKILL if self.stopping else signal.SIGTERM)
         self.stopping = True

@@ -1,6 +1,7 @@
 """What needs no second process: coordinates, what must be the same, who is dead, stuck or slow."""
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -108,12 +109,20 @@ def test_a_cluster_that_does_not_answer_may_do_so_later(monkeypatch):
         from_flags(True, None, None, None)
 
 
+def refuse(error):
+    raise error
+
+
 def test_single_process_is_process_0_and_agrees_with_itself():
     with processes.join_run(None), processes.main_process_first():
         processes.enter_phase("update 1", kind="update")
         processes.check_same({"seed": 0})
         assert processes.is_main_process()
         assert processes.agree(3, sum) == 3
+        for kind in (UserError, UnavailableError):
+            with pytest.raises(UserError, match="no file") as error:
+                processes.from_main_process(functools.partial(refuse, kind("no file")))
+            assert type(error.value) is kind
         assert [processes.should_stop(1, asked) for asked in (False, True)] == [False, True]
 
 

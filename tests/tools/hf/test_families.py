@@ -197,6 +197,15 @@ def test_positions_that_are_computed_may_not_have_been_trained():
         dict(tables.to_tensors(family.table(model), params))
 
 
+def test_an_encoder_without_segments_is_no_bert(tmp_path):
+    model = preset("bert_base")
+    model = dataclasses.replace(model, head=dataclasses.replace(model.head, num_segments=0, pooler_activation="relu"))
+    assert export.express("mlm", model, tmp_path)[0].model_type == "distilbert"
+    for family in ("bert", "roberta"):
+        with pytest.raises(UserError, match=r"model\.head\.num_segments=0: it looks up token type 0"):
+            export.express("mlm", model, tmp_path, family)
+
+
 def test_a_run_that_no_family_has_says_why(tmp_path):
     with pytest.raises(UserError, match=r"gpt2: model\.norm='sandwich'.*llama: "):
         export.express("lm", preset("gpt2", norm="sandwich"), tmp_path)

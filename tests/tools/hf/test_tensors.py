@@ -45,6 +45,14 @@ def test_other_floating_point_types_become_float32(tmp_path, dtype, data, expect
     assert found.tolist() == expected
 
 
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "I64"])
+def test_types_that_are_not_read_are_named(tmp_path, dtype):
+    size = 16 if dtype == "I64" else 2
+    raw(tmp_path / WHOLE, {"x": entry(0, size, dtype=dtype)}, bytes(size))
+    with pytest.raises(UserError, match=f"x holds {dtype}, not one of F64"):
+        Tensors(tmp_path).read("x")
+
+
 @pytest.mark.parametrize(("header", "size", "says"), [
     ({"x": entry(), "y": entry(4, 12)}, 12, "overlaps"),
     ({"x": entry(), "y": entry(12, 20)}, 20, "gap"),

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from jformer.errors import BrokenRunError
 from jformer.tools.server.batcher import Batcher, BusyError
 from jformer.tools.server.limits import Limits
 
@@ -137,6 +138,21 @@ def test_what_was_answered_before_a_mistake_is_not_asked_again():
     assert (answers[0], answers[2], waiting) == ([1, 2], [5, 6], 0)
     assert isinstance(answers[1], KeyError)
     assert model.batches == [[1, 2, 3, "bad", 5, 6], [3, "bad"], [5, 6]]
+
+
+def test_a_broken_run_is_asked_once():
+    class Broken(Model):
+        def __call__(self, items):
+            self.batches.append(items)
+            raise BrokenRunError("its weights")
+
+    async def ask(batcher):
+        return await asyncio.gather(*(batcher.ask([item]) for item in range(8)), return_exceptions=True)
+
+    model = Broken()
+    answers, waiting = gathered(model, ask)
+    assert ([type(answer) for answer in answers], waiting) == ([BrokenRunError] * 8, 0)
+    assert len(model.batches) == 1
 
 
 def test_a_mistake_among_many_is_found_in_few_calls():

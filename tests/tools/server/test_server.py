@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from jformer.data.tokenizers.lists import ByteTokenizer
-from jformer.errors import UserError
+from jformer.errors import BrokenRunError, UserError
 from jformer.inference.answers import Attended, Choice, Request, check_texts
 from jformer.inference.predict import load
 from jformer.tools.server import schema
@@ -277,12 +277,12 @@ def test_an_answer_that_takes_too_long_is_given_up(predictor, monkeypatch):
         assert ask(port, body={"inputs": ["a"]}) == (503, {"detail": "no answer within 0.2 s"})
 
 
-@pytest.mark.parametrize("error", [OSError("/secret/path"), ValueError("/secret/path"), KeyError("/secret/path")])
-def test_a_failure_of_ours_tells_nothing_of_the_inside(predictor, monkeypatch, error):
+@pytest.mark.parametrize("kind", [OSError, ValueError, KeyError, BrokenRunError])
+def test_a_failure_of_ours_tells_nothing_of_the_inside(predictor, monkeypatch, kind):
     engine = Engine(predictor, LIMITS)
 
     def fail(requests):
-        raise error
+        raise kind("/secret/path")
 
     monkeypatch.setattr(engine, "answer", fail)
     with served(engine) as port:

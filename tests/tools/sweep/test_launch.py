@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
+from jformer.errors import UnavailableError
 from jformer.tools.sweep import launch, worker
 from jformer.tools.sweep.launch import DEATHS, LocalWorkers, take_share
 from tests.launch.test_launch import SLICE, Cloud
@@ -87,6 +88,47 @@ time.sleep(60)
     monkeypatch.setattr(time, "sleep", tell)
     assert workers.run() == 143
     assert said.read_text().count("told") == 2
+
+
+def test_a_terminal_that_hangs_up_twice_lets_workers_save(tmp_path, monkeypatch):
+    said = tmp_path / "said"
+    code = """
+def save(*_):
+    time.sleep(0.3)
+    print("saved", file=open("{0}", "a"))
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, save)
+print("up", file=open("{0}", "a"))
+time.sleep(60)
+"""
+    workers = local(tmp_path, code.format(said), 1)
+    sleep = time.sleep
+
+    def hang_up(seconds):
+        sleep(seconds)
+        if said.exists():
+            workers.stop(signal.SIGHUP, None)
+
+    monkeypatch.setattr(time, "sleep", hang_up)
+    assert workers.run() == 143
+    assert said.read_text().split() == ["up", "saved"]
+
+
+def test_workers_outlive_a_storage_that_is_away(tmp_path, monkeypatch):
+    workers = local(tmp_path, "time.sleep(0.2)", 1)
+    seen, looks = workers._queue.trials, []
+
+    def trials():
+        looks.append(1)
+        if len(looks) == 2:
+            raise UnavailableError("the trials cannot be reached")
+        return seen()
+
+    monkeypatch.setattr(workers._queue, "trials", trials)
+    monkeypatch.setattr(workers._queue, "left", lambda: 0)
+    assert workers.run() == 0
+    assert len(looks) > 2
 
 
 def test_told_to_stop_before_its_workers_are_there_it_stops_them(tmp_path):

@@ -9,7 +9,7 @@ import time
 import pytest
 from optuna.trial import TrialState
 
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.tools.sweep.queue import _started, is_dead, this_process
 from jformer.tools.sweep.store import FileLock
 from tests.tools.sweep.sweeps import SEARCH, SWEEP, close, journal, open_queue, rows
@@ -460,6 +460,9 @@ def test_a_storage_unreachable_for_a_moment_changes_nothing(tmp_path, monkeypatc
     queue.lease = -1
     faults.append(OSError("No space left on device"))
     with pytest.raises(UserError, match=r"the trials cannot be reached \(No space left on device\); check that"):
+        queue.claim()
+    faults.append(ConnectionRefusedError("connection refused"))
+    with pytest.raises(UnavailableError, match=r"cannot be reached \(connection refused\); rerun the same command"):
         queue.claim()
 
 

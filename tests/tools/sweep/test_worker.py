@@ -148,6 +148,24 @@ def after(step):
     assert only(worker).state == "waiting"
 
 
+def test_a_terminal_that_hangs_up_twice_lets_the_trial_save(tmp_path):
+    code = """
+def save(*_):
+    os.kill(os.getppid(), signal.SIGHUP)
+    time.sleep(0.3)
+    (folder / "saved").touch()
+    sys.exit(143)
+
+def after(step):
+    signal.signal(signal.SIGTERM, save)
+    os.kill(os.getppid(), signal.SIGHUP)
+"""
+    worker = make_worker(tmp_path, stand_in(code, steps=1000, pause=0.05))
+    with signals_to(worker.stop):
+        assert worker.work() == 143
+    assert len([*tmp_path.rglob("saved")]) == 1
+
+
 def test_told_to_stop_while_it_starts_a_process_it_stops_that(tmp_path, monkeypatch):
     worker = make_worker(tmp_path, stand_in(steps=1000, pause=0.05))
     start = worker._start
