@@ -35,7 +35,10 @@ class UnavailableError(UserError):
 
 
 class BrokenRunError(UserError):
-    """A run cannot answer, whatever it is asked: its weights or its scoring command are broken."""
+    """A run cannot answer or be scored, whatever it is asked: its weights or its scoring command are broken, say.
+
+    In training, all processes of a run raise it together.
+    """
 
 
 def nearest(name: str, choices: Iterable[str], otherwise: str = "") -> str:

@@ -27,7 +27,7 @@ from jformer.data.sources.split import Pair, Split
 from jformer.data.tokenizers import Tokenizer
 from jformer.data.vocabularies import directed
 from jformer.decoding.decode_config import NO_GREEDY_ANSWER_READS
-from jformer.errors import UserError
+from jformer.errors import BrokenRunError, UserError
 from jformer.inference.inputs import writable
 from jformer.inference.predict import Predictor
 from jformer.inference.restore import Trained, member_config
@@ -171,7 +171,7 @@ def settle(config: Config, saved: Config | None) -> tuple[Config, Mesh, list[str
     mesh = open_mesh(config)
     config, choices = choose_dtype(config, "model", mesh)
     choices += taken
-    config = checks.divide_rows(config, row_shards(mesh))
+    config = checks.divide_rows(config, row_shards(mesh), fixed=bool(saved))
     if not saved:
         checks.refuse_unread(config)
         config, lengths = choose_lengths(config, target())
@@ -231,7 +231,7 @@ def make_validation(trained: Trained, valid: Mapping[str, Batches], eval_step: E
     def score(name: str, answers: Sequence[str], sums: Sums) -> Scores:
         found = score_texts[name](answers[:scored], examples[name][:scored], sums) if during else {}
         if missing := [name for name in during if name not in found]:
-            raise UserError(f"evaluate.during={missing[0]!r}: task={config.task!r} has only {', '.join(found)}")
+            raise BrokenRunError(f"evaluate.during={missing[0]!r}: task={config.task!r} has only {', '.join(found)}")
         return {name: found[name] for name in during}
 
     return Validation(losses, examples, answer, score)

@@ -387,6 +387,10 @@ def refuse_unread(config: Config) -> None:
     optim, train = config.optim, config.train
     if optim.decay != OptimConfig.decay and optim.schedule in SCHEDULES and optim.schedule != "warmup_stable_decay":
         raise UserError(f"optim.decay={optim.decay} is read by optim.schedule='warmup_stable_decay' only: leave it out")
+    of_adam = [key for key in ("b1", "b2", "epsilon") if getattr(optim, key) != getattr(OptimConfig, key)]
+    if optim.optimizer == "adafactor" and of_adam:
+        raise UserError(f"optim.{of_adam[0]}={getattr(optim, of_adam[0])} is not read by optim.optimizer='adafactor': "
+                        "leave it out")  # fmt: skip
     if train.best_by != "loss" and not train.eval_every:
         raise UserError(f"train.best_by={train.best_by!r} needs evaluations: set train.eval_every")
     if config.model.lora.rank and not config.model.lora.alpha:
@@ -403,9 +407,10 @@ def refuse_unread(config: Config) -> None:
         )
 
 
-def divide_rows(config: Config, shards: int) -> Config:
+def divide_rows(config: Config, shards: int, fixed: bool = False) -> Config:
     """Return the config with data.row_multiple set for a mesh that splits rows into `shards`.
 
+    `fixed`: a saved run determines the multiple, so that the message does not propose to raise it.
     Raises UserError if the given multiple does not divide evenly among devices and microbatches.
     """
     multiple, parts = config.data.row_multiple, shards * config.train.accumulation
@@ -415,7 +420,8 @@ def divide_rows(config: Config, shards: int) -> Config:
     if multiple % parts:
         raise UserError(
             f"data.row_multiple={multiple} must be a multiple of {parts}: mesh.data x mesh.fsdp = "
-            f"{shards} times train.accumulation={config.train.accumulation}; raise it, or lower one of them"
+            f"{shards} times train.accumulation={config.train.accumulation}; "
+            + ("choose others, or a new --workdir" if fixed else "raise it, or lower one of them")
         )
     return config
 

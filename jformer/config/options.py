@@ -85,7 +85,7 @@ class OptimConfig:
     """
 
     loss: str = "task"  # task: that of the task; your own makes the sums of `tasks.task.TaskLoss`
-    optimizer: str = "adam"  # adam | adamw | adafactor (which reads only the learning rate)
+    optimizer: str = "adam"  # adam | adamw | adafactor (reads only the rate and clip_norm)
     # noam | inverse_square_root | t5 | constant | cosine | linear | warmup_stable_decay; all but t5 rise linearly first
     schedule: str = "noam"
     # The peak; noam: a factor of d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (equation 3).
@@ -143,8 +143,8 @@ class TrainConfig:
     eval_every: int = 1_000  # validation loss and sample translations; 0 = never
     checkpoint_every: int = 1_000  # must divide eval_every, so that the best evaluation has a checkpoint
     checkpoint_minutes: float = 0.0  # also save, with a row, when the last save is this long ago; 0 = by updates only
-    # Newest checkpoints kept, never fewer than evaluate.average_last; the best one is kept too. In a bucket, or with
-    # several processes, at least 2: there a new one is not read back, and might be damaged.
+    # Newest checkpoints kept, with evaluate.weights='average' at least evaluate.average_last; the best one is kept too.
+    # In a bucket, or with several processes, at least 2: there a new one is not read back, and might be damaged.
     keep_last: int = 5
     patience: int = 0  # stop after this many consecutive evaluations without a better one; 0 = never
     best_by: str = "loss"  # the metric that selects the best evaluation: loss | accuracy | a score of evaluate.during

@@ -9,6 +9,8 @@ from jformer.errors import UserError, check_choice, check_least, check_range, re
 FACTORS = ("lora_a", "lora_b")  # beside a kernel [d f]: [d r] and [r f]
 LARGE = re.compile(r"/kernel$|embedding/embedding$")  # names of kernels and vocabularies' tables
 
+HEADS = ("head/", "classifier/")  # computed from hidden states, without a dropout key
+
 
 def is_factor(name: str) -> bool:
     """Return whether a parameter is a factor of an adapter."""
@@ -21,7 +23,7 @@ class LoraConfig:
 
     rank: int = 0  # r: columns of the first factor and rows of the second (section 4.1); 0 = no adapters
     alpha: float = 16.0  # alpha / rank scales the product of the factors (section 4.1)
-    dropout: float = 0.0  # on the input of the first factor
+    dropout: float = 0.0  # on the input of the first factor; not in heads
     # A regular expression: kernels with adapters, except those of `also`; the default is the paper's best (Table 5)
     kernels: str = "/(q|v)/kernel$"
     # Regular expressions over names of parameters that are trained whole, such as ^classifier/ for a new head

@@ -5,6 +5,7 @@ New ones are drawn from the seed; parameters of another run and pretrained word 
 
 import dataclasses
 import functools
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,8 +25,9 @@ from jformer.data.vocabularies import load_tokenizers
 from jformer.errors import UserError
 from jformer.models import ModelConfig, init_params
 from jformer.models.lora import rounded
-from jformer.models.lora_config import LoraConfig
+from jformer.models.lora_config import HEADS, LoraConfig, is_factor
 from jformer.models.model import Model
+from jformer.parallel import processes
 from jformer.parallel.sharding import abstract_like, device_bytes, named_leaves, state_shardings
 from jformer.storage import run_path
 from jformer.training.finiteness import by_layer
@@ -100,6 +102,8 @@ def inherit(
         UserError: they do not fit the model, or are not finite.
     """
     notes, digest = list[str](), ""
+    if new:
+        _refuse_dropout_of_heads(config.model.lora, params)
     if origin := config.train.init_from:
         parent, lora = load_parent(origin, mesh, whole=()), config.model.lora
         before = load_tokenizers(run_path(origin) / "tokenizer")[1]
@@ -112,10 +116,21 @@ def inherit(
         notes += other_options(origin, config.model)
         params = rounded(lora, params)
         digest = parent.digest
+        processes.check_same({"the parameters of train.init_from": digest})
     params, coverage = put_vectors(config.train, config.model, tokenizers, params)
     if notes or coverage:
         _refuse_not_finite(params, config.train)
     return params, notes + coverage, digest
+
+
+def _refuse_dropout_of_heads(lora: LoraConfig, params: PyTree) -> None:
+    """Raise UserError if a head has adapters and model.lora.dropout is set, which does not reach them."""
+    heads = [name for name in named_leaves(params) if is_factor(name) and name.startswith(HEADS)]
+    if lora.dropout and heads:
+        raise UserError(
+            f"model.lora.dropout={lora.dropout} does not reach the adapter {heads[0].rsplit('/', 1)[0]}: set it to 0, or "
+            f"choose model.lora.kernels without heads, not {lora.kernels!r}"
+        )
 
 
 def in_unit(params: PyTree, before: Tokenizer, now: Tokenizer, origin: str, lora: LoraConfig) -> PyTree:
@@ -191,6 +206,8 @@ def put_vectors(
         path = getattr(train, f"{side}_vectors")
         if path:
             matched = match(tokenizer.tokens, Path(path).expanduser(), model.embedding_size)
+            content = hashlib.sha256(matched.ids.tobytes() + matched.vectors.tobytes()).hexdigest()
+            processes.check_same({f"the vectors of train.{side}_vectors": content})
             name = table_of(model, side)
             name = name if name in params else "source_embedding"  # in task embed, an encoder reads both texts
             table = params[name]["embedding"].at[matched.ids].set(jnp.asarray(matched.vectors))

@@ -128,7 +128,9 @@ class TrainingLog:
         self._bar.unpause()
 
     def waiting(self, items: Iterator[T]) -> Iterator[T]:
-        """Yield the items, and count how long they keep training waiting."""
+        """Yield the items, and count how long they keep training waiting, which begins with the first."""
+        self._since = time.monotonic()
+        self._bar.unpause()
         while True:
             began = time.monotonic()
             item = next(items)
@@ -216,7 +218,7 @@ class TrainingLog:
             raise UserError(
                 f"update {at}: {most} updates in a row were not finite and were skipped "
                 f"(train.max_skipped={self._config.train.max_skipped}): {self._reason}; "
-                "lower optim.learning_rate or raise the warmup"
+                "use a new --workdir with a lower optim.learning_rate or a longer optim.warmup"
             )
 
     def _speed(self, seconds: float) -> dict[str, float]:
@@ -288,6 +290,7 @@ class TrainingLog:
             sections.setdefault(section, []).append(f"{option}={value!r}")
         for section, options in sections.items():
             self.show(f"{section}: {', '.join(options)}" if section else ", ".join(options))
+        self.show(self._record.missing if self._record else [])
         if self.rows != self._rows:
             self.show(
                 f"metrics.jsonl is damaged: {self._rows} rows were written before this update, {self.rows} are left"

@@ -7,6 +7,7 @@ import jax
 
 from jformer.checkpoints.checkpoint import Checkpoints
 from jformer.config.options import TrainConfig
+from jformer.errors import BrokenRunError
 from jformer.models.batch import Batch
 from jformer.parallel import processes
 from jformer.training.clock import Clock, has_ended
@@ -35,7 +36,7 @@ def loop(
     begins or ends; otherwise it dispatches updates slightly ahead.
 
     Skipped updates leave the parameters unchanged. Unchanged parameters are not validated or saved again: that would
-    delete older checkpoints.
+    delete older checkpoints. If a validation raises BrokenRunError, the update is saved before the error is raised again.
 
     Args:
         train: how long to train, and when to log, validate and save.
@@ -73,7 +74,12 @@ def loop(
             saving = saving or clock.is_save_due()
         saving &= log.skipped_in_row < step - saved_step
         validating = train.eval_every and (last or (saving and step % train.eval_every == 0))
-        selection_cost = validate(state) if validating else None
+        selection_cost, failure = None, None
+        if validating:
+            try:
+                selection_cost = validate(state)
+            except BrokenRunError as error:  # of all processes: a score that fails must not cost the updates before it
+                failure = error
         if last or stopping or saving:
             progress.seconds, progress.rows = clock.note_save(), log.rows
             log.heartbeat.enter(f"saving update {step}")
@@ -84,6 +90,8 @@ def loop(
             give_back_freed_memory()  # copies fragment the heap, so that updates would need more
             log.heartbeat.enter(UPDATING)
             log.restart_clock()
+        if failure:
+            raise failure
         if stopping or has_ended(train, progress):
             break
     return state

@@ -261,7 +261,7 @@ def _adafactor(schedule: Schedule, options: OptimConfig, mup_width_ratio: float)
 OPTIMIZERS: dict[str, Callable[[Schedule, OptimConfig, float], optax.GradientTransformation]] = {
     "adam": _adam,  # Kingma and Ba 2015
     "adamw": _adamw,  # Loshchilov and Hutter 2019
-    "adafactor": _adafactor,  # Shazeer and Stern 2018; reads only the learning rate
+    "adafactor": _adafactor,  # Shazeer and Stern 2018; reads only the rate
 }
 
 

@@ -26,7 +26,7 @@ if without_torch:
     del sys.modules["torch"]
 
 from jformer.config.options import Config
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.integrity import with_digest
 from jformer.storage import in_bucket, replace_content, unwritten, writing
 from jformer.training.rows import Sample, read_row, read_sample
@@ -158,22 +158,28 @@ class TensorBoardWriter:
 class Record:
     """The files of a run, and the trackers that receive its rows, TensorBoard among them.
 
-    The run continues without a tracker that fails, and without training.log. Rows and answers are required: if they
+    The run continues without a tracker that fails, also as it is resumed, and without training.log. Rows and answers are required: if they
     cannot be written, the run ends with a UserError, and rewrites them when resumed.
     """
 
     def __init__(self, workdir: Path, config: Config, step: int, show: Callable[[str], None]) -> None:
         """Open all files, dropping rows after `step`: a killed run wrote them, and its restart repeats them.
 
-        `show` logs a line. Raises UserError for a damaged file, a full disk, and a service that cannot be reached.
+        `show` logs a line. Raises UserError for a damaged file, a full disk, and a service that a new run cannot reach.
         """
         path, samples = workdir / "metrics.jsonl", workdir / "samples.jsonl"
         self.rows = JsonlWriter.truncate_after(path, step)  # in metrics.jsonl
         JsonlWriter.truncate_after(samples, step, read_sample)
         self._show = show
-        self._trackers: dict[str, Tracker] = {
-            name: open_tracker(name, workdir, config) for name in config.train.trackers
-        }
+        self.missing: list[str] = []  # a line for each tracker that a resumed run cannot reach
+        self._trackers: dict[str, Tracker] = {}
+        for name in config.train.trackers:
+            try:
+                self._trackers[name] = open_tracker(name, workdir, config)
+            except UnavailableError as error:
+                if not step:
+                    raise
+                self.missing.append(f"{name} gets no rows; metrics.jsonl has all of them: {error}")
         with writing(workdir / "tensorboard"):
             self._trackers["TensorBoard"] = TensorBoardWriter(workdir / "tensorboard", step + 1)
         self._metrics, self._samples = JsonlWriter(path), JsonlWriter(samples)

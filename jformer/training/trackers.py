@@ -17,9 +17,9 @@ from typing import Protocol
 from etils.epath import Path
 
 from jformer.config.options import Config, changed
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.integrity import parse_object
-from jformer.storage import in_bucket, replace_content
+from jformer.storage import in_bucket, is_outage, replace_content
 
 PROJECT = "jformer"  # the default
 PATIENCE = {"MAX_RETRIES": "1", "TIMEOUT": "10"}  # of requests to an MLflow server; seconds
@@ -40,7 +40,10 @@ class Tracker(Protocol):
 
 
 def open_tracker(name: str, workdir: Path, config: Config) -> Tracker:
-    """Start or resume the run of a workdir at a service; raise UserError if that fails."""
+    """Start or resume the run of a workdir at a service.
+
+    Raises UserError if that fails, and UnavailableError if the service cannot be reached now.
+    """
     try:
         module = importlib.import_module(name)
     except ImportError as error:
@@ -50,7 +53,8 @@ def open_tracker(name: str, workdir: Path, config: Config) -> Tracker:
     except UserError:
         raise
     except Exception as error:  # services raise errors of any type
-        raise UserError(
+        kind = UnavailableError if is_outage(error) else UserError
+        raise kind(
             f"train.trackers: {name} cannot start: {error}; fix that, or remove it from train.trackers"
         ) from error
 

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from jformer.config.options import LOWER_IS_BETTER, TrainConfig
 from jformer.data.sources.split import Pair, Split
-from jformer.errors import UserError
+from jformer.errors import BrokenRunError
 from jformer.models.parts import join
 from jformer.parallel import processes
 from jformer.tasks.metrics import Scores
@@ -79,7 +79,7 @@ def validate(
         log.write({"step": step, "split": "valid_ema", **summarize(add_up(averaged.values()))})
     if train.best_by not in row:
         names = ", ".join(sorted(row.keys() - {"step", "split"}))
-        raise UserError(f"train.best_by={train.best_by!r}: a validation of this task gives {names}")
+        raise BrokenRunError(f"train.best_by={train.best_by!r}: a validation of this task gives {names}")
     value = row[train.best_by]
     note_best(progress, value, train.best_by)
     if 0 < train.patience <= progress.since_best:

@@ -607,6 +607,8 @@ def test_rows_divide_by_what_the_mesh_needs_and_a_resumed_run_keeps_it():
     assert resume.resume_config(saved, Config()) == saved
     with pytest.raises(UserError, match=r"data\.row_multiple=24 must be a multiple of 16: mesh\.data x mesh"):
         checks.divide_rows(saved, 16)
+    with pytest.raises(UserError, match=r"train\.accumulation=1; choose others, or a new --workdir$"):
+        checks.divide_rows(saved, 16, fixed=True)
     with pytest.raises(UserError, match=r"^data\.row_multiple=8 but this workdir was trained with 24: "):
         resume.resume_config(saved, resolve(with_values({"data.row_multiple": 8})))
 
@@ -696,6 +698,8 @@ def test_a_saved_config_with_a_key_twice_is_refused(tmp_path):
     ({"decode.diversity": 2.0, "decode.beam_groups": 2}, ""),
     ({"optim.decay": 0.3}, "optim.decay=0.3 is read by optim.schedule='warmup_stable_decay' only"),
     ({"optim.decay": 0.3, "optim.schedule": "my:schedule"}, ""),
+    ({"optim.optimizer": "adafactor", "optim.epsilon": 1e-30},
+     "optim.epsilon=1e-30 is not read by optim.optimizer='adafactor': leave it out"),
     ({"train.best_by": "accuracy", "train.eval_every": 0}, "train.best_by='accuracy' needs evaluations"),
     ({"model.lora.rank": 4, "model.lora.alpha": 0.0, "train.init_from": "runs/a"}, "model.lora.alpha=0 multiplies"),
     ({"evaluate.scores": ("my:auc",), "task": "classify", "model.family": "encoder", "data.source": "labelled"},

@@ -33,7 +33,9 @@ def test_vectors_have_the_size_of_a_recurrent_models_embedding(tmp_path):
         put_vectors(config.train, wider, (words, words), params)
 
 
-def test_vectors_of_either_text_of_a_pair_go_into_the_table_that_reads_both(tmp_path):
+def test_vectors_of_either_text_of_a_pair_go_into_the_table_that_reads_both(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("jformer.parallel.processes.check_same", lambda fields: told.extend(fields))
     path = tmp_path / "vectors.txt"
     path.write_text("sea 1 2 3 4\n")
     words = learn("word", ["calm sea"], 10, "identity", False)
@@ -43,6 +45,7 @@ def test_vectors_of_either_text_of_a_pair_go_into_the_table_that_reads_both(tmp_
         blank = {"source_embedding": {"embedding": jnp.zeros((words.vocab_size, 4))}}  # of an encoder alone
         params, _ = put_vectors(config.train, config.model, (words, words), blank)
         assert params["source_embedding"]["embedding"][words.tokens.index("sea")].tolist() == [1, 2, 3, 4]
+    assert told == ["the vectors of train.source_vectors", "the vectors of train.target_vectors"]
 
 
 def parent_run(path, target, model=None):
@@ -177,5 +180,10 @@ def test_a_head_of_numbers_is_brought_into_the_unit_of_the_run(tmp_path, monkeyp
     biases = dataclasses.replace(lora.model.lora, also=("bias$",))
     with pytest.raises(UserError, match=r"add '\^classifier/'"):
         in_unit({"classifier": head}, NumberTokenizer(2.0, 3.0), NumberTokenizer(5.0, 6.0), "a", biases)
+    heads = {"classifier": {**fresh["classifier"], "lora_a": {"kernel": jnp.zeros((3, 2))}}}
+    model = dataclasses.replace(config.model, lora=LoraConfig(rank=2, dropout=0.1, kernels="kernel$"))
+    dropping = dataclasses.replace(config, model=model)
+    with pytest.raises(UserError, match=r"dropout=0\.1 does not reach the adapter classifier/lora_a: set it to 0"):
+        inherit(dropping, (words, words), make_mesh(1), heads)
     resumed = inherit(lora, (words, NumberTokenizer(5.0, 6.0)), make_mesh(1), fresh, new=False)[0]["classifier"]
     assert resumed["kernel"].tolist() == head["kernel"].tolist()  # as it began

@@ -69,6 +69,16 @@ def test_time_of_compiling_does_not_count_as_training(tmp_path):
     assert row["seconds_per_update"] < 0.2
 
 
+def test_time_before_the_first_batch_does_not_count_as_training(tmp_path):
+    with opened(tmp_path) as log:
+        log._since -= 1_000  # since the log was opened
+        for step in log.waiting(iter([1])):
+            collect(log, step)
+            log.flush(step)
+            break
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["seconds_per_update"] < 500
+
+
 def test_time_of_compiling_does_not_count_in_the_time_left(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with opened(tmp_path) as log:
@@ -101,7 +111,7 @@ def test_as_many_skipped_updates_as_are_allowed_end_the_run_wherever_they_lie(tm
     config = resolve({})
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_skipped=1))
     first = skipped.index(1) + 1
-    said = rf"update {first}: 1 updates in a row .* \(train\.max_skipped=1\): what is not finite in {first}; lower "
+    said = rf"update {first}: 1 updates in a row .* \(train\.max_skipped=1\): what is not finite in {first}; use a new "
     with opened(tmp_path, config) as log, pytest.raises(UserError, match=said):
         for step, in_row in enumerate(skipped, start=1):
             ended = step

@@ -22,11 +22,11 @@ import pytest
 from etils import epath
 
 import jformer
-from jformer import main
+from jformer import main, plugins
 from jformer.checkpoints.checkpoint import Checkpoints, open_run
 from jformer.config import load_config, resolve
 from jformer.config.config_files import run_config_file
-from jformer.errors import UserError
+from jformer.errors import BrokenRunError, UserError
 from jformer.evaluation import records
 from jformer.evaluation.evaluate import evaluate
 from jformer.inference import predict
@@ -307,7 +307,7 @@ def test_skipped_updates_end_a_run_soon_with_the_reason_and_push_no_checkpoint_o
     config, steps = small(cache, **few, train__max_skipped=8, train__log_every=1_000), []
     poison(5)
     reason = "the first non-finite value is the loss, or its logits"
-    said = rf"updates in a row were not finite and were skipped \(train\.max_skipped=8\): {reason}; lower"
+    said = rf"updates in a row were not finite and were skipped \(train\.max_skipped=8\): {reason}; use a new"
     with pytest.raises(UserError, match=said):
         train(config, tmp_path, lambda **given: steps.append(given["progress"]) or loop(**given))
     assert (tmp_path / "training.log").read_text().count(f"update 5 was skipped: {reason}\n") == 1
@@ -387,6 +387,17 @@ def test_a_failed_save_ends_the_run_at_the_next_update(cache, tmp_path, monkeypa
     with pytest.raises(OSError, match="disk is full"):
         train(small(cache, train__checkpoint_every=2, train__eval_every=4, train__log_every=1), tmp_path)
     assert saved == [2]
+
+
+def test_a_score_that_fails_costs_no_update(cache, tmp_path):
+    options = {"train__num_steps": 4, "train__eval_every": 2, "train__checkpoint_every": 2, "train__log_every": 1}
+    plugins.allow("false")
+    failing = small(cache, evaluate__command="false", evaluate__during=("false",), **options)
+    with pytest.raises(BrokenRunError, match=r"evaluate\.command='false' ended with exit status 1"):
+        train(failing, tmp_path)
+    assert open_run(tmp_path).steps() == [2]
+    assert train(small(cache, **options), tmp_path)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 4]  # the last is of the validation
 
 
 @pytest.mark.slow

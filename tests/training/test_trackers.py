@@ -7,7 +7,7 @@ import pytest
 from etils.epath import Path
 
 from jformer.config import options, resolve
-from jformer.errors import UserError
+from jformer.errors import UnavailableError, UserError
 from jformer.training import trackers
 from jformer.training.record import Record
 from tests.faults.full_disk import no_file_above
@@ -92,6 +92,23 @@ def test_a_service_that_cannot_begin_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", sys)
     with pytest.raises(UserError, match="wandb cannot start: no key; fix that, or remove it from train"):
         record(tmp_path, "wandb")
+
+
+def test_an_outage_of_a_service_ends_a_new_run_for_now_and_not_one_that_resumes(tmp_path, monkeypatch):
+    class Away:
+        def __init__(self, module, workdir, config):
+            raise RuntimeError("Run initialization has timed out after 90.0 sec.")
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Away)
+    monkeypatch.setitem(sys.modules, "wandb", sys)
+    with pytest.raises(UnavailableError, match="wandb cannot start: Run initialization has timed out"):
+        record(tmp_path, "wandb")
+    kept = record(tmp_path, "wandb", step=10)
+    kept.write(ROWS[0])
+    kept.close()
+    (line,) = kept.missing
+    assert line.startswith("wandb gets no rows; metrics.jsonl has all of them: train.trackers: wandb cannot start: Run")
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, of SQLAlchemy
