@@ -27,7 +27,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk is ful
 MISPLACED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)  # an unusable path
 UNLOCKABLE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # a file system without locks, such as Lustre may be
 AWAY = (errno.ESTALE, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENOTCONN)  # storage behind a network
-OUTAGE = r"unavailable|too many requests|timed? ?out|deadline exceeded|connection \w+|stale file handle|try again|temporary failure"
+OUTAGE = (
+    r"unavailable|too many requests|timed? ?out|deadline exceeded|connection \w+|stale file handle|try again|"
+    r"temporary failure"
+)
 OF_A_RUN = {"checkpoints", "config.json", "metrics.jsonl", "results.json", "samples.jsonl", "tokenizer", "training.log"}
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there, too
 

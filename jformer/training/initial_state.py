@@ -128,8 +128,8 @@ def _refuse_dropout_of_heads(lora: LoraConfig, params: PyTree) -> None:
     heads = [name for name in named_leaves(params) if is_factor(name) and name.startswith(HEADS)]
     if lora.dropout and heads:
         raise UserError(
-            f"model.lora.dropout={lora.dropout} does not reach the adapter {heads[0].rsplit('/', 1)[0]}: set it to 0, or "
-            f"choose model.lora.kernels without heads, not {lora.kernels!r}"
+            f"model.lora.dropout={lora.dropout} does not reach the adapter {heads[0].rsplit('/', 1)[0]}: set it to 0, "
+            f"or choose model.lora.kernels without heads, not {lora.kernels!r}"
         )
 
 

@@ -36,7 +36,7 @@ def loop(
     begins or ends; otherwise it dispatches updates slightly ahead.
 
     Skipped updates leave the parameters unchanged. Unchanged parameters are not validated or saved again: that would
-    delete older checkpoints. If a validation raises BrokenRunError, the update is saved before the error is raised again.
+    delete older checkpoints. If a validation raises BrokenRunError, the update is saved before it is raised again.
 
     Args:
         train: how long to train, and when to log, validate and save.

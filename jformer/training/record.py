@@ -158,8 +158,8 @@ class TensorBoardWriter:
 class Record:
     """The files of a run, and the trackers that receive its rows, TensorBoard among them.
 
-    The run continues without a tracker that fails, also as it is resumed, and without training.log. Rows and answers are required: if they
-    cannot be written, the run ends with a UserError, and rewrites them when resumed.
+    The run continues without a tracker that fails, even if that is when it resumes, and without training.log. Rows and
+    answers are required: if they cannot be written, the run ends with a UserError, and rewrites them when resumed.
     """
 
     def __init__(self, workdir: Path, config: Config, step: int, show: Callable[[str], None]) -> None:
