@@ -172,7 +172,7 @@ GUARDS = {
         test="training/test_loop.py::test_changed_validation_text_is_refused",
     ),
     "no ids that a model has not": Guard(
-        "jformer.tasks.batch_arrays.refuse_foreign_ids",
+        "jformer.inference.inputs.refuse_foreign_ids",
         nothing,
         test="inference/test_inputs.py::test_a_token_that_the_model_has_not_is_refused_before_the_search",
     ),
