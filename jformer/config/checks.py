@@ -395,12 +395,22 @@ def refuse_unread(config: Config) -> None:
         raise UserError(f"train.best_by={train.best_by!r} needs evaluations: set train.eval_every")
     if config.model.lora.rank and not config.model.lora.alpha:
         raise UserError("model.lora.alpha=0 multiplies the adapters by 0, so they would learn nothing: raise it")
-    recurrent = config.model.recurrent
-    if (
-        config.model.family == "encdec"
-        and recurrent.cell
-        and (recurrent.attention, recurrent.bridge) == ("none", "zeros")
-    ):
+    _refuse_unread_of_model(config.model)
+
+
+def _refuse_unread_of_model(model: ModelConfig) -> None:
+    """Raise UserError for options that a new model would ignore or be harmed by, and for a source it never reads."""
+    recurrent = model.recurrent
+    if recurrent.cell:
+        refuse_unknown("model.execution", model.execution, ("rows",), "a recurrent model")
+    if model.positions != "relative":
+        refuse_unknown("model.relative", model.relative, (), f"model.positions={model.positions!r}")
+    if model.family == "vit" and model.embedding_scale != "none":
+        raise UserError(
+            f"model.embedding_scale={model.embedding_scale!r} is for embedded tokens; it would drown out patches or "
+            "positions: family='vit' needs 'none'"
+        )
+    if model.family == "encdec" and recurrent.cell and (recurrent.attention, recurrent.bridge) == ("none", "zeros"):
         raise UserError(
             f"model.recurrent.cell={recurrent.cell!r} without attention or bridge never reads the source: set "
             "model.recurrent.attention, or model.recurrent.bridge='copy' or 'dense'"

@@ -47,7 +47,7 @@ class LoraConfig:
     def check(self, model: Any) -> None:
         """Raise UserError for the first option that cannot work, or that nothing would read."""
         check_least("model.lora", self, ("rank",), 0)
-        check_range("model.lora", self, ("dropout",), 0, 1)
+        check_range("model.lora", self, ("dropout",), 0, 1 - 2**-17)  # rounded to 16 bits, it keeps something
         check_choice("model.lora.base_dtype", self.base_dtype, ("float32", "bfloat16"))
         for key, pattern in (("kernels", self.kernels), *(("also", pattern) for pattern in self.also)):
             try:

@@ -257,7 +257,8 @@ class ModelConfig:
         check_least("model", self, ("num_layers", "d_model", "d_ff", "num_heads", "max_length"), 1)
         zeros = ("vocab_size", "target_vocab_size", "num_decoder_layers", "num_kv_heads", "d_k", "d_v", "window")
         check_least("model", self, zeros, 0)
-        check_range("model", self, ("dropout", "attention_dropout", "activation_dropout"), 0, 1)
+        rates = ("dropout", "attention_dropout", "activation_dropout")
+        check_range("model", self, rates, 0, 1 - 2**-17)  # rounded to 16 bits, it keeps something
         if not 0 < self.norm_epsilon < 1:
             raise UserError(f"model.norm_epsilon={self.norm_epsilon} must be above 0 and below 1")
 
