@@ -38,9 +38,10 @@ class LocalWorkers:
         """Ask all workers to save and end; kill them when called again, except by SIGHUP: terminals repeat it."""
         if self.stopping and number == signal.SIGHUP:
             return
+        sent = signal.SIGKILL if self.stopping else signal.SIGTERM
+        self.stopping = True  # first, as another signal may interrupt this call
         for worker in filter(None, self._workers):
-            send_signal(worker, signal.SIGKILL if self.stopping else signal.SIGTERM)
-        self.stopping = True
+            send_signal(worker, sent)
 
     def run(self) -> int:
         """Keep the workers running until all trials have ended; return 0, 143 if stopped, 2 for a mistake, 75 or 1."""

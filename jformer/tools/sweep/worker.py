@@ -46,9 +46,10 @@ class Worker:
         """Ask the process to save and end; kill it when called again, except by SIGHUP: terminals repeat it."""
         if self.stopping and number == signal.SIGHUP:
             return
+        sent = signal.SIGKILL if self.stopping else signal.SIGTERM
+        self.stopping = True  # first, as another signal may interrupt this call
         if self._process:
-            send_signal(self._process, signal.SIGKILL if self.stopping else signal.SIGTERM)
-        self.stopping = True
+            send_signal(self._process, sent)
 
     def work(self) -> int:
         """Run trials until none is left; return 0, or 143 if stopped before."""

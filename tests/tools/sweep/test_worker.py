@@ -166,6 +166,20 @@ def after(step):
     assert len([*tmp_path.rglob("saved")]) == 1
 
 
+def test_a_signal_that_interrupts_the_answer_to_another_is_the_second_one(tmp_path, monkeypatch):
+    worker, sent = make_worker(tmp_path, stand_in()), []
+    worker._process = object()
+
+    def interrupted(process, number):
+        sent.append(number)
+        if len(sent) < 3:
+            worker.stop(signal.SIGHUP, None)
+
+    monkeypatch.setattr("jformer.tools.sweep.worker.send_signal", interrupted)
+    worker.stop(signal.SIGTERM, None)
+    assert sent == [signal.SIGTERM]
+
+
 def test_told_to_stop_while_it_starts_a_process_it_stops_that(tmp_path, monkeypatch):
     worker = make_worker(tmp_path, stand_in(steps=1000, pause=0.05))
     start = worker._start
